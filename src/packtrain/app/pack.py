@@ -14,10 +14,10 @@ from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
+from packtrain.packing.arrays import packer_source
 from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import PackProgress, build_plan
-from packtrain.packing.user_packer import packer_source
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup

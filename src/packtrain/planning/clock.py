@@ -71,6 +71,23 @@ def pack_passes(loads: Mapping[str, np.ndarray]) -> PassColumns:
     return PassColumns({**found, "rows": np.ones_like(found["tokens"])})
 
 
+def padded_batches(columns: Mapping[str, np.ndarray], starts: np.ndarray) -> PassColumns:
+    """Padded batches of consecutive rows: each begins at one of `starts` and is padded to its longest row."""
+    rows, longest = np.add.reduceat(columns["samples"], starts), np.maximum.reduceat(columns["longest"], starts)
+    sums = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
+    return PassColumns(
+        {
+            "tokens": rows * longest,
+            "squared_tokens": rows * longest * longest,
+            "longest": longest,
+            "samples": rows,
+            "rows": rows,
+            "largest_patches": np.maximum.reduceat(columns["largest_patches"], starts),
+            **{name: np.add.reduceat(columns[name], starts) for name in sums},
+        }
+    )
+
+
 def one_pass(load: Load) -> PassColumns:
     """A single pass as columns."""
     return PassColumns({name: np.array([getattr(load, name)]) for name in FIELDS})

@@ -11,14 +11,13 @@ from packtrain.core.seeds import stream
 from packtrain.packing.arrays import pack_sums
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples
-from packtrain.planning.clock import Clock, PassColumns
+from packtrain.planning.clock import Clock, PassColumns, padded_batches
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import PaddedRun
 
 Order = Literal["random", "by_length"]
 ORDERS: tuple[Order, ...] = ("random", "by_length")
 MEGA_BATCHES = 50  # accumulated batches that are sorted together when grouping by length, as transformers does
-_SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
 
 
 def padded_order(lengths: np.ndarray, order: Order, group: int, seed: int) -> np.ndarray:
@@ -35,22 +34,8 @@ def padded_order(lengths: np.ndarray, order: Order, group: int, seed: int) -> np
 
 
 def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> PassColumns:
-    """Batches of consecutive samples, every one padded to its longest; the last may have fewer rows."""
-    offsets = np.append(np.arange(0, len(order), batch_size), len(order))
-    taken = samples.take(order)
-    longest = np.maximum.reduceat(taken["tokens"], offsets[:-1])
-    rows = np.diff(offsets)
-    return PassColumns(
-        {
-            "tokens": rows * longest,
-            "squared_tokens": rows * longest * longest,
-            "longest": longest,
-            "samples": rows,
-            "rows": rows,
-            "largest_patches": np.maximum.reduceat(taken["largest_patches"], offsets[:-1]),
-            **{name: pack_sums(taken[name], offsets) for name in _SUMS},
-        }
-    )
+    """Batches of consecutive samples; the last may have fewer rows."""
+    return padded_batches(samples.take(order).columns, np.arange(0, len(order), batch_size))
 
 
 def padded_run(
