@@ -124,4 +124,4 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
             expected="a new folder: plans are never overwritten",
             fix="choose another folder, or delete this one",
         )
-    return plan.found_with(table)
+    return plan.at_table(table)

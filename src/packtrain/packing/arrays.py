@@ -74,7 +74,8 @@ def pack_arrays(
 
     Every resource is an array with one integer for each sample; those without a capacity are not looked at. The seed
     decides the order in which samples are taken, or the choice between equal ones. None keeps the given order: samples
-    are taken in it, stand in it inside a pack, and packs stand by their first sample. Equal arguments give equal packs.
+    are taken in it and keep it inside a pack, and packs are ordered by their first sample. Equal arguments give equal
+    packs.
 
     >>> packing = pack_arrays({"tokens": [6, 5, 4, 3, 2, 99]}, {"tokens": 10})
     >>> packing.num_packs, packing.loads(np.array([6, 5, 4, 3, 2, 99])).tolist(), packing.dropped.tolist()
@@ -154,8 +155,8 @@ def check_strategy(name: str) -> None:
 
 def window_size(strategy: str) -> int | None:
     """The N of `window_N`."""
-    found = re.fullmatch(r"window_(\d+)", strategy)
-    return int(found.group(1)) if found and int(found.group(1)) > 0 else None
+    match = re.fullmatch(r"window_(\d+)", strategy)
+    return int(match.group(1)) if match and int(match.group(1)) > 0 else None
 
 
 # ---- strategies
@@ -196,9 +197,9 @@ def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
         column, bound = np.ascontiguousarray(sizes[:, binding[0]]), lower_bound(sizes, capacities)
         for more in (0.0, 0.0002, 0.0005, 0.001, 0.002):
             packs = bound + math.ceil(more * bound)
-            found = even_packs(column, int(capacities[binding[0]]), packs, seed, (0.9,))
-            if found is not None:
-                return found
+            grouped = even_packs(column, int(capacities[binding[0]]), packs, seed, (0.9,))
+            if grouped is not None:
+                return grouped
     fewest = _best_fit(sizes, capacities, seed, effort) if len(binding) > 1 else None
     expected = lower_bound(sizes, capacities) if fewest is None else len(fewest[1]) - 1
     shuffled = _sampling_order(len(sizes), seed)

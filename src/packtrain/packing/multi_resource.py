@@ -2,7 +2,7 @@
 
 The fewest packs of four ways win: best fit by the scarcest resource (at the bound where one limit dominates), a search
 in pools (near the bound where several limits bind), best fit by the sum of all shares (where large samples block each
-other) and first fit in random order (what the others never fall behind).
+other) and first fit in random order (so that the result is never worse than that).
 
 The search in pools deals samples into pools that are alike. Each pool is spread evenly over about as few packs as its
 sums allow, limits ignored, and then repaired by exchanges between packs. Packs that stay over a limit are dissolved
@@ -57,7 +57,7 @@ def pack_multi_resource(sizes: np.ndarray, capacities: np.ndarray, *, seed: int,
         sizes, capacities = np.ascontiguousarray(sizes[:, needed]), capacities[needed]
     bound = lower_bound(sizes, capacities)
     best = _best_fit(sizes, capacities, stream(seed, "several limits", "best fit"))
-    for name in ("fast",) if effort == "fast" else ("fast", effort):  # more effort shall never end behind less
+    for name in ("fast",) if effort == "fast" else ("fast", effort):  # more effort is never worse than less
         if _count(best) > bound and capacities.max() < _MOST_EXACT:
             rng = stream(seed, "several limits", name)
             state = rng.integers(1, 2**63, 1, dtype=np.uint64)
@@ -215,7 +215,7 @@ class _Aim:
     failed: float = 1.0  # the last factor that was too small
 
     def learn(self, instance: _Instance, ids: np.ndarray, outcome: _Outcome) -> bool:
-        """Take in how a pool went; says whether the factor was about right."""
+        """Adjust to how a pool went; True where the factor was about right."""
         num_packs = len(outcome.loads)
         excess = instance.excess(outcome.loads) / num_packs
         growth = num_packs / max(1e-9, instance.need(ids[~outcome.over]))

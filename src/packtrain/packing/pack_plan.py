@@ -99,7 +99,7 @@ class LedgerCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
-    """Everything that plan.json says."""
+    """The content of plan.json."""
 
     config: PackingConfig
     inputs: Mapping[str, Any]  # JSON: what the cost table is known by, to be compared and hashed
@@ -196,7 +196,7 @@ class PackPlan:
     def load(cls, path: str | Path, *, checked: bool | None = None) -> PackPlan:
         """Open a plan folder. Its packs are memory-mapped, so every process of a machine shares them.
 
-        Unless said otherwise the first process of a node compares all of them with their checksums, for the others.
+        By default the first process of a node verifies their checksums, for the others.
         """
         folder = Path(path)
         if folder.name == PLAN:
@@ -277,16 +277,16 @@ class PackPlan:
     def predicted_work(self, epoch: int) -> np.ndarray:
         """The predicted work of every pack of one epoch."""
         packs = self.epoch(epoch)
-        found = self.work.of(
+        work = self.work.of(
             tokens=packs.load("tokens"),
             squared_tokens=packs.load("attention"),
             patches=packs.load("patches"),
             squared_patches=packs.load("squared_patches"),
             supervised_tokens=packs.load("supervised_tokens"),
         )
-        return np.asarray(found, np.float64)
+        return np.asarray(work, np.float64)
 
-    def found_with(self, table: CostTable) -> PackPlan:
+    def at_table(self, table: CostTable) -> PackPlan:
         """This plan, of a table with the same content that may lie elsewhere; noted where the other is gone."""
         before, here = Path(self.summary.cost_table), str(table.folder.resolve())
         if str(before) == here:
@@ -299,11 +299,11 @@ class PackPlan:
 
     def check_inputs(self, table: CostTable) -> None:
         """Refuse a cost table other than the one this plan was made from, naming what differs."""
-        found = differences(self.summary.inputs, plan_inputs(table))
-        if found:
+        changed = differences(self.summary.inputs, plan_inputs(table))
+        if changed:
             raise ArtifactError(
                 f"plan {self.folder or ''}".strip(),
-                got="made from other inputs: " + "; ".join(found[:5]),
+                got="made from other inputs: " + "; ".join(changed[:5]),
                 expected=f"the cost table {table.folder}",
                 fix="pack this table again",
             )
@@ -323,11 +323,11 @@ def plan_inputs(table: CostTable) -> dict[str, object]:
 
 def _mapped(path: Path, *schemas: pa.Schema) -> pa.Table:
     try:
-        found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        found.validate()
-        if not any(found.schema.equals(one) for one in schemas):
-            raise pa.ArrowInvalid(f"other columns: {', '.join(found.schema.names)}")
-        return found
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table.validate()
+        if not any(table.schema.equals(one) for one in schemas):
+            raise pa.ArrowInvalid(f"other columns: {', '.join(table.schema.names)}")
+        return table
     except (OSError, pa.ArrowException) as error:
         got = in_one_line(error)
         raise ArtifactError(str(path), got=got, expected="a complete pack plan", fix=_AGAIN) from None

@@ -107,15 +107,15 @@ def padded_runs(question: Question, packed: Samples) -> tuple[PaddedRun, ...]:
     size = question.baseline.per_device_batch_size
     mine = baseline_order(question)
     other: Order = "by_length" if mine == "random" else "random"
-    found = [padded_run(question, samples, dropped, order, size) for order in (mine, other)]
+    runs = [padded_run(question, samples, dropped, order, size) for order in (mine, other)]
     larger: list[PaddedRun] = []
     while size * 2 <= min(question.samples_per_step // question.setup.gpus, len(samples)):
         size *= 2
         larger.append(padded_run(question, samples, dropped, "by_length", size))
         if not larger[-1].fits:
             break
-    better = [run for run in larger if run.fits and run.seconds < min(before.seconds for before in found)]
-    return (*found, *sorted(better, key=lambda run: run.seconds)[:1])
+    better = [run for run in larger if run.fits and run.seconds < min(before.seconds for before in runs)]
+    return (*runs, *sorted(better, key=lambda run: run.seconds)[:1])
 
 
 def best_padded(question: Question, packed: Samples, dropped: int) -> PaddedRun:
@@ -124,15 +124,15 @@ def best_padded(question: Question, packed: Samples, dropped: int) -> PaddedRun:
     What packing is faster than this, it is by packing alone.
     """
     most = max(question.baseline.per_device_batch_size, question.samples_per_step // question.setup.gpus)
-    found: list[PaddedRun] = []
+    runs: list[PaddedRun] = []
     size = 1
     while size <= min(most, len(packed)):
         tried = [padded_run(question, packed, dropped, order, size, "packs") for order in ORDERS]
-        found += tried
+        runs += tried
         if not any(run.fits for run in tried):
             break
         size *= 2
-    return min(found, key=lambda run: (not run.fits, run.seconds))
+    return min(runs, key=lambda run: (not run.fits, run.seconds))
 
 
 def baseline_order(question: Question) -> Order:

@@ -22,7 +22,7 @@ from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
 from packtrain.predicting.time import Coefficients
 from packtrain.predicting.values import Attention, Load, ModelShape, TrainingSetup
 
-SAMPLES_PER_STEP = 128  # of an optimizer step, where nothing else is said
+SAMPLES_PER_STEP = 128  # of an optimizer step, by default
 _COUNTS = (
     *("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size", "epochs"),
     *("warmup_steps", "eval_steps", "save_steps", "save_delay_steps", "logging_steps"),
@@ -139,7 +139,7 @@ class CostRows:
         return draw_of(self.mixture, self.sources, rows_that_fit(self, config)).counts(config.seed, 0)
 
     def part(self, most: int, seed: int) -> CostRows:
-        """At most so many of the rows, drawn by the seed, where a look at some is enough."""
+        """At most `most` of the rows, drawn by the seed."""
         if len(self) <= most:
             return self
         chosen = np.sort(stream(seed, "part").choice(len(self), most, replace=False))
@@ -214,7 +214,7 @@ class Question:
         return self.baseline.samples_per_step(self.setup.gpus)
 
     def samples_before(self, samples: int) -> int:
-        """What an optimizer step has now, where there are so many samples in all."""
+        """What an optimizer step has today, with this many samples in all."""
         return max(1, min(self.samples_per_step, samples))
 
     @property

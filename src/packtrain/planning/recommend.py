@@ -19,7 +19,7 @@ from packtrain.planning.sweep import KEPT, MediaOption
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels
-CHEAP = 0.5  # seconds of padding, of what its share of the tokens would take: below it the reason is said
+CHEAP = 0.5  # seconds of padding, of what its share of the tokens would take: below it the verdict explains why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -234,7 +234,7 @@ def _layers(compiled: bool) -> str:
 def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     """What the numbers rest on."""
     fitted = question.time is not None and question.time.fitted
-    found = [
+    notes = [
         "Time is predicted with " + ("coefficients fitted to this machine." if fitted else "default coefficients."),
         "Memory is estimated with "
         + ("coefficients fitted to this GPU." if question.memory.fitted else "default coefficients."),
@@ -245,22 +245,22 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
         f"{question.baseline.described}.",
         f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
-        f"{_layers(question.baseline.compiled)} ones; unless training.compile says otherwise, packtrain train compiles "
+        f"{_layers(question.baseline.compiled)} ones; unless training.compile is set, packtrain train compiles "
         "layers for packs on a GPU and not for padded batches.",
     ]
     if question.rows.scale != 1:
-        found.append(
+        notes.append(
             f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
             "random, and scaled; the recommended packing was made from all."
         )
     images = question.rows.samples["images"]
     if np.any(images > 1):
-        found.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
+        notes.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
     if question.packing.packing_drop_last:
-        found.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
+        notes.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
     if question.gpu.notes:
-        found.append(f"{question.gpu.name}: {question.gpu.notes}.")
-    return (*found, *unread_note(table.summary.unread))
+        notes.append(f"{question.gpu.name}: {question.gpu.notes}.")
+    return (*notes, *unread_note(table.summary.unread))
 
 
 def _picture(plan: PackPlan, table: CostTable) -> tuple[PicturePack, ...]:

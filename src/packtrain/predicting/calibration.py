@@ -151,7 +151,7 @@ class Measurement:
     pass_seconds: float = 0.0  # of it, forward and backward
     allocated: int = 0  # the most that torch had allocated
     reserved: int = 0  # the most that it had asked the driver for
-    context: int = 0  # what the driver says is in use beyond that
+    context: int = 0  # what the driver reports beyond that
     waited: bool = False  # the host asked the GPU for sizes of images, which training may spare it
     error: str = ""  # why there are no numbers: memory was not enough, or the setting does not run
 
@@ -208,12 +208,12 @@ class Calibration:
 
 def fit(measurements: Sequence[Measurement], gpu: Gpu) -> dict[Mode, Fit]:
     """Coefficients for each mode of which anything was measured; held-out measurements are not looked at."""
-    found: dict[Mode, Fit] = {}
+    fits: dict[Mode, Fit] = {}
     for mode in MODES:
         known = [one for one in measurements if one.mode == mode and not one.held_out and not one.error]
         if known:
-            found[mode] = Fit(time=_fit_time(known, gpu, mode), memory=_fit_memory(known))
-    return found
+            fits[mode] = Fit(time=_fit_time(known, gpu, mode), memory=_fit_memory(known))
+    return fits
 
 
 def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficients:
@@ -224,12 +224,12 @@ def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficient
     def predict(chosen: Coefficients) -> list[float]:
         return [seconds(one, chosen, gpu) for one in known]
 
-    found = fit_ratios(start, knobs, predict, [one.seconds for one in known])
+    fitted = fit_ratios(start, knobs, predict, [one.seconds for one in known])
     if not masked:  # nothing was measured of it: as it is by default, beside attention without a mask
         usual = default_coefficients(compiled=mode == "compiled")
         beside = usual.masked_attention_efficiency / usual.attention_efficiency
-        found = replace(found, masked_attention_efficiency=min(1.0, beside * found.attention_efficiency))
-    return replace(found, fitted=True)
+        fitted = replace(fitted, masked_attention_efficiency=min(1.0, beside * fitted.attention_efficiency))
+    return replace(fitted, fitted=True)
 
 
 def _with_bandwidth(start: Coefficients, known: Sequence[Measurement], gpu: Gpu) -> Coefficients:
@@ -259,14 +259,16 @@ def _fit_memory(known: Sequence[Measurement]) -> MemoryCoefficients:
     def predict(chosen: MemoryCoefficients) -> list[float]:
         return [float(allocated(one, chosen)) for one in seen]
 
-    found = fit_ratios(DEFAULT_COEFFICIENTS, knobs, predict, [one.allocated for one in seen])
+    fitted = fit_ratios(DEFAULT_COEFFICIENTS, knobs, predict, [one.allocated for one in seen])
     # Of the sums: runs with little data hold as much that they cannot use, and would make it seem a large share.
     held = [one for one in seen if one.reserved]
     beyond = sum(one.reserved - one.allocated for one in held)
     return replace(
-        found,
+        fitted,
         framework_bytes=int(median(one.context for one in seen)),
-        fragmentation=max(0.0, beyond / sum(_data_bytes(one, found) for one in held)) if held else found.fragmentation,
+        fragmentation=max(0.0, beyond / sum(_data_bytes(one, fitted) for one in held))
+        if held
+        else fitted.fragmentation,
         fitted=True,
     )
 
@@ -280,7 +282,7 @@ def _data_bytes(one: Measurement, chosen: MemoryCoefficients) -> int:
 
 
 def allocated(one: Measurement, chosen: MemoryCoefficients) -> int:
-    """The peak that torch should have allocated: what the driver and the allocator need beside stands outside it."""
+    """The peak that torch should have allocated: without what the driver and the allocator need."""
     estimate = estimate_memory(one.shape, one.setup, one.load, chosen)
     return estimate.total - estimate.part("framework").bytes
 
@@ -302,11 +304,11 @@ def predict(measurements: Iterable[Measurement], fits: dict[Mode, Fit], gpu: Gpu
 def leave_one_out(measurements: Sequence[Measurement], gpu: Gpu) -> list[Predicted]:
     """Each measurement that is fitted to, predicted by a fit to the others."""
     known = [one for one in measurements if not one.held_out and not one.error]
-    found: list[Predicted] = []
+    predictions: list[Predicted] = []
     for one in known:
         others = [other for other in known if other is not one]
-        found += [replace(seen, held_out=True) for seen in predict([one], fit(others, gpu), gpu)]
-    return found
+        predictions += [replace(seen, held_out=True) for seen in predict([one], fit(others, gpu), gpu)]
+    return predictions
 
 
 # ---- the file
@@ -343,28 +345,28 @@ def load_calibration(gpu: Gpu) -> Calibration | None:
     path = calibration_path(gpu)
     if not path.is_file():
         return None
-    found = read_calibration(path)
-    if not found.fits:  # it was fitted to another form of the models, or not at all: the measurements are still true
-        found = replace(found, fits=fit(found.measurements, gpu))
+    calibration = read_calibration(path)
+    if not calibration.fits:  # fitted to another form of the models, or not at all: measurements stay true
+        calibration = replace(calibration, fits=fit(calibration.measurements, gpu))
     now = _installed("torch")
-    if now and now != found.torch:
-        note = f"it was calibrated with torch {found.torch}, and this is {now}: run packtrain calibrate again"
-        return replace(found, notes=(note,))
-    return found
+    if now and now != calibration.torch:
+        note = f"it was calibrated with torch {calibration.torch}, and this is {now}: run packtrain calibrate again"
+        return replace(calibration, notes=(note,))
+    return calibration
 
 
 def coefficients_for(gpu: Gpu, *, compiled: bool = False) -> tuple[Coefficients, MemoryCoefficients, tuple[str, ...]]:
     """What to predict with on such a GPU, and what that rests on: the stored calibration, or else defaults."""
     defaults = default_coefficients(compiled=compiled), DEFAULT_COEFFICIENTS
     try:
-        found = load_calibration(gpu)
+        calibration = load_calibration(gpu)
     except ArtifactError as error:  # estimates are still possible
         return *defaults, (f"the stored calibration is not used: {error}",)
-    fitted = found.fits.get("compiled" if compiled else "eager") if found is not None else None
-    if found is None or fitted is None:
+    fitted = calibration.fits.get("compiled" if compiled else "eager") if calibration is not None else None
+    if calibration is None or fitted is None:
         return *defaults, ()
-    about = f"time and memory are predicted by the calibration of {found.device} of {found.date}"
-    return fitted.time, fitted.memory, (about, *found.notes)
+    about = f"time and memory are predicted by the calibration of {calibration.device} of {calibration.date}"
+    return fitted.time, fitted.memory, (about, *calibration.notes)
 
 
 def _installed(package: str) -> str:
@@ -377,5 +379,5 @@ def _installed(package: str) -> str:
 
 
 def _as_now(measurement: dict[str, Any]) -> dict[str, Any]:
-    """A stored measurement with what was not always said: it had no masters then, and the host asked for sizes."""
+    """A stored measurement with fields that older files lack: they had no masters, and the host asked for sizes."""
     return {"waited": True, **measurement, "setup": {"master_weights": False, **measurement["setup"]}}
