@@ -15,14 +15,21 @@ from packtrain.config.data_options import data_seed, section_defaults
 from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.sections import DataSection
-from packtrain.config.setup import ATTENTION, compiles, sharding_notes, training_setup
+from packtrain.config.setup import (
+    ATTENTION,
+    compiles,
+    own_limits,
+    sharding_notes,
+    training_setup,
+    unknown_limits,
+    without_limits,
+)
 from packtrain.config.steps import in_packs, said_samples, step_size
-from packtrain.config.tile_check import own_limits, unknown_limits, without_limits
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.user_code import without_folder
-from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
