@@ -131,7 +131,8 @@ def _check_batch_options(
 def _inspect_step(
     run: Path, costs: Path | None, step: int, batch: bool, attention: str | None, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspect_plan import inspect_step, step_batches
+    from packtrain.app.inspect_batch import step_batches
+    from packtrain.app.inspect_plan import inspect_step
     from packtrain.core.cache_root import cache_dir
 
     seen, batches = inspect_step(run, step, costs), []
