@@ -425,7 +425,7 @@ def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
 
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """The plan of data.plan; it decides how to pack, so data and settings must not contradict it."""
-    plan = PackPlan.load(str(config.plan)).found_with(table)
+    plan = PackPlan.load(str(config.plan)).at_table(table)
     problems = differences(plan.summary.inputs, plan_inputs(table))
     settings = config.packing_config(plan.config.packing_length).describe()
     defaults = PackingConfig(packing_length=plan.config.packing_length).describe()

@@ -111,7 +111,7 @@ def inspect(
         found = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
         balance = () if blocked else balance_table(found)
         if as_json:
-            print_json(found.summary.blocked.to_json() if blocked else plan_json(found, balance))
+            print_json(asdict(found.summary.blocked) if blocked else plan_json(found, balance))
         elif blocked:
             show_blocked(found, output)
         else:

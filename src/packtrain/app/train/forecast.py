@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from packtrain.core.numbers import gib, memory
 from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.packing.schedule import Schedule
-from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes
+from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, padded_batches
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import Gpu, find_gpu
@@ -26,12 +25,6 @@ from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.time import Coefficients
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
-
-if TYPE_CHECKING:
-    pass
-
-
-_SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,18 +144,7 @@ def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> PassColumns
         passes = pack_passes(loads)
         # Compiled layers get rows of one shape.
         return passes.filled(prepared.numbers.packing_length) if machine.setup.compiled else passes
-    sizes, longest = np.add.reduceat(loads["samples"], starts), np.maximum.reduceat(loads["longest"], starts)
-    return PassColumns(
-        {
-            "tokens": sizes * longest,
-            "squared_tokens": sizes * longest * longest,
-            "longest": longest,
-            "samples": sizes,
-            "rows": sizes,
-            "largest_patches": np.maximum.reduceat(loads["largest_patches"], starts),
-            **{name: np.add.reduceat(loads[name], starts) for name in _SUMS},
-        }
-    )
+    return padded_batches(loads, starts)
 
 
 def batch_rows(schedule: Schedule, rows: int, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
