@@ -1,4 +1,4 @@
-"""Samples through the model: alone as its processor would hand them over, and together as the collator packs them."""
+"""Samples through the model, alone and packed, and how far apart logits, loss and gradients are and may be."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from packtrain.verifying.check_result import CheckResult
 
 FP32_TOLERANCE = 1e-5
 TIMES_ALONE = 2.0  # in half precision: how much further from fp32 than the sample alone
-# Gradients below this share of the largest tensor's are mostly rounding: they are measured against it instead.
+# Gradients below this share of the largest tensor's norm are mostly rounding: they are compared with that share.
 GRADIENT_FLOOR = 1e-2
 Collate = Callable[[Sequence[PackedRow]], Mapping[str, Any]]
-Gradients = dict[str, Tensor]  # by parameter; those that got none are not in it
+Gradients = dict[str, Tensor]  # by parameter, without those that have none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PassOutcome:
-    """What one way of running the samples gave."""
+    """Results of running the samples in one way."""
 
     logits: tuple[Tensor, ...]  # of each sample: (tokens, vocabulary)
     losses: tuple[Tensor, ...]  # of each sample: (supervised tokens,), in fp32
@@ -37,12 +37,12 @@ class PassOutcome:
 
 
 def with_media_as(sample: EncodedSample, dtype: torch.dtype) -> EncodedSample:
-    """The sample with its pixels in one precision, so that every way of running it sees the same ones."""
+    """The sample with its pixels in one precision, so that every run sees the same ones."""
     return replace(sample, media={name: _cast(name, tensor, dtype) for name, tensor in sample.media.items()})
 
 
 def alone_inputs(sample: EncodedSample, contract: BatchContract) -> dict[str, Any]:
-    """The inputs of one sample as its processor gives them: no positions, so that the model finds them itself."""
+    """The inputs of one sample as its processor gives them: without positions, which the model computes."""
     inputs: dict[str, Any] = {"input_ids": sample.input_ids[None], "use_cache": False, **sample.media}
     if contract.positions == "mrope" and sample.media:
         inputs["mm_token_type_ids"] = sample.token_kinds[None].int()
@@ -61,7 +61,7 @@ def packed(samples: Sequence[EncodedSample], collate: Collate) -> tuple[dict[str
 
 
 def as_trained(samples: Sequence[EncodedSample], collate: Collate) -> Mapping[str, Any]:
-    """The batch of one packed row as the trainer gets it."""
+    """The batch of one packed row, as the trainer gets it."""
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
@@ -81,37 +81,37 @@ def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def is_pixels(name: str) -> bool:
-    """Is this argument pixels, and not a mask or the seconds between frames, from which positions are computed?"""
+    """Is this argument pixels, and not a mask or the seconds between frames?"""
     return name.startswith("pixel_values")
 
 
 def starts_of(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
-    """Where each sample begins in the row that is made of them."""
+    """The first token of each sample in their row."""
     return offsets_of(samples, getattr(collate, "alignment", 1))
 
 
 def split(row: Tensor, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
-    """A packed row cut into its samples; what stands behind them is padding."""
+    """A packed row split into its samples, without padding."""
     starts = starts_of(samples, collate)
     return tuple(row[start : start + len(sample)] for start, sample in zip(starts, samples, strict=True))
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of every token that a label names, each predicted by the token before it."""
+    """The loss of every token with a label, predicted from the token before it."""
     targets = labels[1:].to(logits.device)
     carries = targets != IGNORED
     return cross_entropy(logits[:-1][carries].float(), targets[carries], reduction="none")
 
 
 def gradients_of(model: Any) -> Gradients:
-    """The parameters' gradients, taken out of the model; in fp32, because half precision cannot hold differences."""
+    """The gradients of the parameters in fp32, removed from the model: half precision cannot hold differences."""
     found = {name: weight.grad.float() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
 
 
 def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> PassOutcome:
-    """Every sample on its own; gradients add up to those of the common loss."""
+    """Every sample alone; gradients add up to those of the common loss."""
     supervised = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
     logits, losses = [], []
     model.zero_grad(set_to_none=True)
@@ -202,7 +202,7 @@ class FullPrecision:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HalfPrecision:
-    """bf16, fp16: packed is no further from fp32 than the sample alone is, up to a factor of two."""
+    """bf16, fp16: packed is at most twice as far from fp32 as the sample alone."""
 
     samples: Sequence[EncodedSample]
     reference: PassOutcome  # alone, in fp32

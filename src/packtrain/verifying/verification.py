@@ -1,4 +1,8 @@
-"""The whole packing check for one model and one backend: costs, labels, parity with each sample alone, isolation."""
+"""The whole packing check for one model and one attention backend: costs, labels, each sample alone, neighbours.
+
+Rows that depend on length are checked as well: one with a sample longer than the windows of the model, and one that is
+padded to a static shape, as compiled layers get it.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +60,7 @@ from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NamedRow:
-    """One more row to look at: samples, and how they are joined."""
+    """One more row to check: samples, and their collator."""
 
     name: str
     samples: Sequence[EncodedSample]
@@ -64,11 +68,11 @@ class NamedRow:
 
 
 MOST_TOKENS = 8_448  # of a synthetic sample
-_LEAST = 1_024  # tokens: also where no length is known to matter
-_BEYOND = 64  # tokens behind the end of a window
+_LEAST = 1_024  # tokens, if the config has no such length
+_BEYOND = 64  # tokens after the end of a window
 _TILE = 128  # tokens; rows of static shape are multiples of it
 _LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
-_FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
+_FORWARDS = 3  # a cache that one forward leaves shows in a later one
 Progress = Callable[[str], None]
 
 
@@ -89,8 +93,8 @@ def verify_model(
 ) -> CheckReport:
     """Check that samples in one row come out as each of them does alone.
 
-    The reference runs on the model's own attention, the rest on `attn_implementation`; None leaves it. `rows` are
-    further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
+    The reference runs on the model's own attention, the rest on `attn_implementation`; None keeps the current one.
+    `rows` are further rows, of other shapes or with longer samples, that run forward only; `loss` is the trainer's.
     """
     if len(samples) < 2:
         raise ConfigError("samples", got=len(samples), expected="at least two samples")
@@ -140,9 +144,9 @@ def _comparison(
     attn_implementation: str | None,
     backward: bool,
 ) -> tuple[Comparison, str]:
-    """Runs every sample alone; leaves the model on its backend, and says which one that is."""
+    """Run every sample alone, then switch the model to its attention backend, which is returned too."""
     half = next(model.parameters()).dtype != torch.float32
-    # What is refused is refused before anything runs.
+    # Refused backends are refused before anything runs.
     used = set_attention(model, attn_implementation, contract) if attn_implementation is not None else "as given"
     with in_full_precision(model) if half else nullcontext(), stock_attention(model):
         reference = _alone(model, samples, contract, backward=backward)
@@ -171,7 +175,7 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
 def _forwards(
     model: Any, samples: Sequence[EncodedSample], collate: Collate, comparison: Comparison, progress: Progress
 ) -> list[CheckResult]:
-    """The first forward, and the last of several."""
+    """Logits of the first forward, and of the last of several."""
 
     def run() -> list[CheckResult]:
         checks: list[CheckResult] = []
@@ -205,7 +209,7 @@ def _compare(
 
 
 def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[CheckResult]:
-    """One more row, forward only, by hidden states: it may be too long for logits."""
+    """Hidden states of one more row: it may be too long for logits."""
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
@@ -233,7 +237,7 @@ def _training_loss(
 
 
 def _attempt(what: str, run: Callable[[], list[CheckResult]]) -> list[CheckResult]:
-    """A model that cannot take a packed row has failed the check, and the others may still say more."""
+    """A model that cannot run a packed row fails the check, and the other checks continue."""
     try:
         return run()
     except PacktrainError:
@@ -247,11 +251,11 @@ def _attempt(what: str, run: Callable[[], list[CheckResult]]) -> list[CheckResul
 def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_out: list[str]) -> list[Mode]:
     try:
         random = is_random_in_training(model, lambda: row_logits(model, samples, collate))
-    except Exception:  # a model may fail in any way, and says so where it is compared
+    except Exception:  # a model may fail in any way; the comparison reports it
         random = False
     if random:
         left_out.append(
-            "training mode: the model is random beyond dropout (a router, say) or keeps running statistics, so "
+            "training mode: the model has randomness besides dropout (such as a router) or running statistics, so "
             "gradients are compared in evaluation mode"
         )
         return [EVALUATION]
@@ -275,8 +279,8 @@ def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: 
         said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
     if loss is not None:
         said.append(
-            f"training loss: as the trainer computes it, per token, at most {allowed.loss:g}; exactly on the "
-            f"supervised tokens; its gradients at most {allowed.gradients:g}"
+            f"training loss: the trainer's, per token, at most {allowed.loss:g}; on exactly the supervised tokens; its "
+            f"gradients at most {allowed.gradients:g}"
         )
     return tuple(said)
 
@@ -294,7 +298,7 @@ def _neighbour_tolerances(model: Any) -> tuple[str, ...]:
 
 
 def lengths_that_matter(config: Any) -> list[int]:
-    """Windows of the language model, and lengths at which its positions may change, as its config says them."""
+    """From a model's config: attention windows, and lengths at which positions may change."""
     text = config.get_text_config().to_dict()
     ropes = [value for key, value in text.items() if key.startswith("rope") and isinstance(value, Mapping)]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, Mapping)]
@@ -305,17 +309,17 @@ def lengths_that_matter(config: Any) -> list[int]:
 
 
 def long_enough(config: Any, contract: BatchContract) -> int:
-    """The length of a synthetic sample beyond the longest of these lengths that is not too long, where it may be."""
+    """The length of a synthetic sample: beyond the longest of these lengths, if the model and the check allow it."""
     known = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
     wanted = max([_LEAST, *(length + _BEYOND for length in known)])
-    # It would have to be alone, or its row would have no place for it.
+    # Longer ones would have to be alone, or would not fit into a row.
     limits = [limit for limit in (contract.longest_together, contract.longest_row) if limit is not None]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or wanted
     return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
 
 
 def unreached(config: Any, longest: int) -> str | None:
-    """What to say where no sample is longer than a window."""
+    """A note where no sample is longer than a window."""
     beyond = [length for length in lengths_that_matter(config) if length >= longest]
     if not beyond:
         return None
@@ -329,12 +333,12 @@ def long_rows(
     contract: BatchContract,
     collate: Callable[[ConstantShapes], Collate],
 ) -> list[NamedRow]:
-    """The long sample between others, and the samples in a row that is mostly padding: as compiled layers get them."""
+    """The long sample between others, and the samples in a row that is padded to a static shape."""
     limit, room = contract.longest_together, contract.longest_row
     row = [samples[0], long, samples[-1]]
     if (limit is not None and len(long) > limit) or (room is not None and sum(map(len, row)) > room):
         row = [long]
-    padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # more than that would show
+    padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # longer padding would change positions
     most = max(sum(map(len, row)), sum(map(len, samples)) + padding + _TILE)
     tokens = -(-most // _TILE) * _TILE
     constant = collate(ConstantShapes(tokens=tokens if room is None else room))
