@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from packtrain.families.family import BatchContract as BatchContract
     from packtrain.families.family import Expansion as Expansion
     from packtrain.families.family import Family as Family
+    from packtrain.families.family import ModuleNames as ModuleNames
     from packtrain.families.family import NoRule as NoRule
     from packtrain.families.family import ProcessorSettings as ProcessorSettings
     from packtrain.families.family import Rule as Rule

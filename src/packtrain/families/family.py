@@ -147,6 +147,15 @@ class BatchContract:
     longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleNames:
+    """What a model calls its parts where those are none of the usual names: attributes of the inner model."""
+
+    language: str = ""
+    vision: str = ""
+    projector: str = ""
+
+
 SmallImage = Callable[[Any], Mapping[str, np.ndarray]]  # the model's config -> the arguments of get_image_features
 
 
@@ -159,6 +168,7 @@ class Family:
     shape        sizes and parameters, for predictions. None: read by the usual keys of a config, with a note.
     small_image  the least that the vision encoder takes, for ranks without media. Needed where media are trained.
     tiny         a small random model, as `tiny:MODEL_TYPE`.
+    modules      what its submodules are called. Needed where those are none of the usual names.
     """
 
     model_type: str
@@ -173,5 +183,6 @@ class Family:
     # It is imported with torch, when a model is there.
     image_sizes: str | None = None
     tiny: TinySpec | None = None
+    modules: ModuleNames = field(default_factory=ModuleNames)
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # configs of real sizes, by name
     in_transformers: bool = True

@@ -14,7 +14,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.user_code import import_named
 from packtrain.core.values import MediaLimits
-from packtrain.families.family import Family, NoRule, ProcessorSettings, Rule
+from packtrain.families.family import Family, ModuleNames, NoRule, ProcessorSettings, Rule
 
 # Lazy paths, each with the model types (transformers' names) that its FAMILIES describe.
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
@@ -84,6 +84,11 @@ def register_family(family: Family) -> None:
             fix="see docs/guides/extending.md",
         )
     _registered[name] = family
+
+
+def registered_modules() -> list[ModuleNames]:
+    """What the families of users call the parts of their models."""
+    return [family.modules for family in _registered.values()]
 
 
 def load_plugins(modules: Iterable[str]) -> None:

@@ -136,6 +136,7 @@ class Decoder:
     mlp_bias: BiasRule = "never"
     head_norms: bool = False  # a norm over each head's queries and keys
     norms: int = 2  # of a layer
+    fp32_scales: bool = False  # norms multiply with their weights before the result is cast
     own_head_dim: bool = True  # head_dim is read; else it is always hidden / heads
     windows: WindowRule = "never"
     window_period: int = 0

@@ -68,6 +68,7 @@ GEMMA3_TEXT = Decoder(
     ),
     head_norms=True,
     norms=4,
+    fp32_scales=True,
     windows="period",
     window_period=6,
 )
