@@ -109,7 +109,7 @@ def test_a_placeholder_made_of_two_texts_is_seen_by_both_paths(tmp_path: Path) -
         messages=(Message(role="user", parts=parts), Message(role="assistant", parts=(Text("a"),))),
     )
     header = MediaHeader(kind="image", width=56, height=56)
-    for _ in range(made.patience + 2):  # the slow path first, then the fast one
+    for _ in range(made.skeletons.patience + 2):  # the slow path first, then the fast one
         with pytest.raises(RecordError, match="do not match the media"):
             made.cost(record, [header])
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
 from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
-from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of
+from packtrain.families.skeleton import Skeletons
 from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_behind
 
 __all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
@@ -40,9 +40,6 @@ class Sized:
 class RecordEncoder:
     """Costs of records for one model, one set of media limits and one rule of what carries loss."""
 
-    # Learning a shape costs as much as running the template for some hundred records, so rare shapes are not learned.
-    patience: ClassVar[int] = 32
-
     def __init__(
         self,
         settings: ProcessorSettings,
@@ -57,12 +54,11 @@ class RecordEncoder:
             raise ConfigError("loss_on", got=loss_on, expected=", ".join(names), fix=nearest(loss_on, names))
         self.tokenizer = LightTokenizer(settings)
         self.layouter = Layouter(settings, family, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
-        self._skeletons = Skeletons(self.layouter)
-        self._seen: Counter[Shape] = Counter()
+        self.skeletons = Skeletons(self.layouter)
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
-        return self._skeletons.layout(record, headers)
+        return self.skeletons.layout(record, headers)
 
     # ---- cost
 
@@ -113,13 +109,7 @@ class RecordEncoder:
         record = sized.record
         if record.tokens is not None:
             return self._count_ids(record.tokens)
-        key = shape_of(record)
-        if len(self._seen) >= MOST_SHAPES:
-            self._seen.clear()
-        if self._seen[key] < self.patience:
-            self._seen[key] += 1
-            return self.layouter.layout(record, sized.headers)
-        return self._skeletons.layout(record, sized.headers, key)
+        return self.skeletons.layout(record, sized.headers)
 
     def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> Priced:
         if isinstance(layout, Layout):

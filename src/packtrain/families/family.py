@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -77,42 +77,49 @@ class Traits:
     video_chat_template: str | None = None  # used instead of the folder's own as soon as there is a video
 
 
-class Rule(Protocol):
-    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light.
-
-    A family may also have `traits: Traits`, `check_sample(headers, expansions)` to refuse combinations of media, and
-    `presized(height, width)`, the sides that a `resized_height` and `resized_width` in the data stand for.
-    `load_rule` notes as `limits` what it was made with.
-    """
+class Rule:
+    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light."""
 
     name: ClassVar[str]  # transformers' model type
+    limit_names: ClassVar[tuple[str, ...]] = ()  # of the limits that it has a setting for; others are refused
+    traits: ClassVar[Traits] = Traits()
     placeholders: Mapping[MediaKind, str]  # what the chat template writes for one medium of each supported kind
 
-    def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None: ...
+    def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
+        _refuse_limits(self.name, limits, self.limit_names)
+        self.limits, self.placeholders = limits, {}
 
     def image(self, header: MediaHeader, images_in_sample: int, number: int = 1) -> Expansion:
         """The expansion of a sample's `number`-th image. Raises RecordError for a size that the processor refuses."""
-        ...
+        raise RecordError("family", f"{self.name} takes no image")
 
     def video(self, header: MediaHeader) -> Expansion:
         """The expansion of one video, frames sampled as in training. Raises RecordError where it is refused."""
-        ...
+        raise RecordError("family", f"{self.name} takes no video")
+
+    def check_sample(self, headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
+        """Raise RecordError for media that the processor does not take together."""
+
+    def presized(self, height: int, width: int) -> tuple[int, int] | None:
+        """The sides that a `resized_height` and `resized_width` in the data stand for; None where they mean nothing."""
+        return None
 
     def processor_kwargs(self) -> dict[str, Any]:
         """Arguments that make the real processor apply the same limits (`images_kwargs`, `videos_kwargs`)."""
-        ...
+        return {}
+
+
+class TextOnly(Rule):
+    """Any decoder-only text model; a record with media is refused."""
+
+    name: ClassVar[str] = "text"
 
 
 class NoRule(Exception):
     """These settings leave what a family's rule covers; the processor itself has to be run to know the cost."""
 
 
-def unsupported(family: str, kind: str) -> RecordError:
-    """The error for a medium that this family cannot take."""
-    return RecordError("family", f"{family} takes no {kind}")
-
-
-def refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) -> None:
+def _refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) -> None:
     """Refuse limits that a family has no setting for, rather than ignoring them."""
     for name in limits.given():
         if name not in supported:

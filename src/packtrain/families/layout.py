@@ -13,7 +13,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text, Variables
 from packtrain.families.chat_template import ChatTemplate, Rendered
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
-from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length
@@ -85,7 +85,7 @@ class Layouter:
         self.loss_on = loss_on
         self._typed = bool(family.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
         # Templates of text models expect plain strings, those of processors a list of typed parts.
-        traits: Traits = getattr(family, "traits", Traits())
+        traits = family.traits
         self._string_content = not self._typed if traits.string_content is None else traits.string_content
         self._media_first = traits.media_first
         self.parts = PartFamilies(settings, family)
@@ -152,7 +152,11 @@ class Layouter:
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
-        return self.expand(self.rendered(record), [medium.kind for medium in record.media()], self.expansions(headers))
+        return self.expanded(self.rendered(record), record, headers)
+
+    def expanded(self, rendered: Layout, record: Record, headers: Sequence[MediaHeader]) -> Layout:
+        """A rendered record with its media expanded."""
+        return self.expand(rendered, [medium.kind for medium in record.media()], self.expansions(headers))
 
     # ---- text with placeholders
 

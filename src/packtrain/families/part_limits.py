@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.modality import MODALITIES
-from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, PartLimits
+from packtrain.core.values import Media, MediaHeader, MediaKind, PartLimits
 from packtrain.families.family import Expansion, ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 
@@ -27,9 +27,7 @@ class PartFamilies:
     def __init__(self, settings: ProcessorSettings, family: Rule) -> None:
         self.family = family
         self._settings = settings
-        self._run: MediaLimits = getattr(family, "limits", MediaLimits())  # as `load_rule` notes them
         self._made: dict[tuple[MediaKind, PartLimits], Rule] = {}
-        self._check_sample = getattr(family, "check_sample", None)
 
     def of(self, kind: MediaKind, limits: PartLimits | None) -> Rule:
         """The family for media with these limits. RecordError where it does not have one of them."""
@@ -46,12 +44,11 @@ class PartFamilies:
         """Height and width that a medium is brought to before the processor gets it."""
         if limits is None or limits.resized_height is None or limits.resized_width is None:
             return None
-        presized = getattr(self.of(kind, limits), "presized", None)
-        if presized is None:
+        sides = self.of(kind, limits).presized(limits.resized_height, limits.resized_width)
+        if sides is None:
             detail = f"resized_height, resized_width of {self.family.name}: they are Qwen-VL's"
             raise RecordError("family", _REFUSED, detail)
-        height, width = presized(limits.resized_height, limits.resized_width)
-        return int(height), int(width)
+        return sides
 
     def expansion(self, header: MediaHeader, images: int, number: int = 1) -> Expansion:
         """What the processor writes for one medium; `images` are in its sample, of which it is the `number`-th."""
@@ -67,13 +64,13 @@ class PartFamilies:
         for header in headers:
             number += header.kind == "image"
             found.append(self.expansion(header, images, number))
-        if self._check_sample is not None and len(headers) > 1:
-            self._check_sample(headers, found)
+        if len(headers) > 1:
+            self.family.check_sample(headers, found)
         return found
 
     def _make(self, kind: MediaKind, limits: PartLimits) -> Rule:
         try:
-            made = load_rule(self._settings, limits.over(self._run, kind))
+            made = load_rule(self._settings, limits.over(self.family.limits, kind))
         except ConfigError as error:
             names = error.expected.removeprefix("one of ").split(", ")
             own = [n.removeprefix("video_") for n in names if n in MODALITIES[kind].limits]

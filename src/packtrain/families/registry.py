@@ -200,11 +200,9 @@ def load_rule(settings: ProcessorSettings, limits: MediaLimits) -> Rule | None:
     if rule is None:
         return None
     try:
-        made = rule(settings, limits)
+        return rule(settings, limits)
     except NoRule:
         return None
-    made.limits = limits  # type: ignore[attr-defined]
-    return made
 
 
 # ---- published sizes, for random models of a real shape: what calibration runs where no files are

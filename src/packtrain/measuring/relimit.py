@@ -13,6 +13,7 @@ from packtrain.core.fingerprint import differences
 from packtrain.core.modality import VISION, VISION_TOKENS
 from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Rule
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
@@ -188,7 +189,7 @@ class _Pricer:
         self, shapes: Sequence[tuple[MediaHeader, int]], shape_of: np.ndarray, rows: np.ndarray
     ) -> Iterator[tuple[int, RecordError]]:
         """Rows whose combination of media the family refuses under the new limits."""
-        if getattr(self._families[1].family, "check_sample", None) is None or not len(rows):
+        if type(self._families[1].family).check_sample is Rule.check_sample or not len(rows):
             return
         several = np.flatnonzero(np.bincount(rows) > 1)
         verdicts: dict[tuple[int, ...], RecordError | None] = {}

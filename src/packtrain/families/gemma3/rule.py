@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import overlay, require_image, require_known, resized, size_dict, vision_patch
 
 IMAGE_DEFAULTS: Mapping[str, Any] = {"size": {"height": 224, "width": 224}}
@@ -24,13 +24,13 @@ PUBLISHED_PATCH = 14
 CONFIG_PATCH = 16
 
 
-class Gemma3:
+class Gemma3(Rule):
     """Pan-and-scan is asked for by `images_kwargs` in the processor's settings, or its names directly in them."""
 
     name: ClassVar[str] = "gemma3"
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ())
+        super().__init__(settings, limits)
         require_known(settings, frozenset({"Gemma3ImageProcessor"}))
         image = overlay(IMAGE_DEFAULTS, settings.image)
         asked = {**settings.processor, **(settings.processor.get("images_kwargs") or {})}
@@ -57,10 +57,6 @@ class Gemma3:
                 pieces += [*([" "] if crop else []), *view]
         per_view = (self._view[0] // self._patch) * (self._view[1] // self._patch)
         return Expansion(pieces=tuple(pieces), patches=(1 + crops) * per_view, max_patches=per_view, tiles=1 + crops)
-
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
     def processor_kwargs(self) -> dict[str, Any]:
         """Pan-and-scan, where it is asked for."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError, of_missing
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.geometry import (
     overlay,
     require_equal_frames,
@@ -48,14 +48,14 @@ SMOLVLM_VIDEO_TEMPLATE = (
 )
 
 
-class Idefics3:
+class Idefics3(Rule):
     """Every tile and the global view give `image_seq_len` tokens."""
 
     name: ClassVar[str] = "idefics3"
     limit_names: ClassVar[tuple[str, ...]] = ("max_img_size",)
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, self.limit_names)
+        super().__init__(settings, limits)
         require_known(
             settings,
             frozenset({"Idefics3ImageProcessor", "SmolVLMImageProcessor"}),
@@ -90,10 +90,6 @@ class Idefics3:
         tile_patches = (self._tile // self._patch) ** 2
         tiles = rows * columns + 1
         return Expansion(pieces=tuple(pieces), patches=tiles * tile_patches, max_patches=tile_patches, tiles=tiles)
-
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
     def processor_kwargs(self) -> dict[str, Any]:
         """The longest edge, where it is limited."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
@@ -35,13 +35,14 @@ PATCH = 14
 REFERENCE_FRAMES = 8
 
 
-class InternVL:
+class InternVL(Rule):
     """Every tile, thumbnail and video frame gives `image_seq_length` tokens."""
 
     name: ClassVar[str] = "internvl"
+    limit_names: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ("num_frames", "fps"))
+        super().__init__(settings, limits)
         require_known(settings, frozenset({"GotOcr2ImageProcessor"}), frozenset({"InternVLVideoProcessor"}))
         image = overlay(IMAGE_DEFAULTS, settings.image)
         video = overlay(VIDEO_DEFAULTS, video_settings(settings))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
@@ -54,13 +54,13 @@ CONFIG_PATCH = {"clip_vision_model": 32, "siglip_vision_model": 16}
 ONEVISION_TOKENS = 729
 
 
-class Llava:
+class Llava(Rule):
     """One view of fixed size, whatever the image's shape (unless the settings switch the centre crop off)."""
 
     name: ClassVar[str] = "llava"
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ())
+        super().__init__(settings, limits)
         require_known(settings, frozenset(LLAVA_PROCESSORS))
         kind = str(settings.image.get("image_processor_type") or "CLIPImageProcessor")
         image = overlay(LLAVA_PROCESSORS[kind.removesuffix("Fast").removesuffix("Pil")], settings.image)
@@ -83,22 +83,14 @@ class Llava:
         run = Run(self._image_token, patches + self._correction)
         return Expansion(pieces=(run,), patches=patches, max_patches=patches)
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
-    def processor_kwargs(self) -> dict[str, Any]:
-        """This family has no limits."""
-        return {}
-
-
-class LlavaNext:
+class LlavaNext(Rule):
     """A fixed view and a grid of tiles of the same size."""
 
     name: ClassVar[str] = "llava_next"
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ())
+        super().__init__(settings, limits)
         require_known(settings, frozenset({"LlavaNextImageProcessor"}))
         image = overlay(NEXT_DEFAULTS, settings.image)
         self._view, self._cut = _view_and_cut(image)
@@ -122,22 +114,15 @@ class LlavaNext:
             pieces=(Run(self._image_token, tokens),), patches=tiles * per_tile, max_patches=per_tile, tiles=tiles
         )
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
-    def processor_kwargs(self) -> dict[str, Any]:
-        """This family has no limits."""
-        return {}
-
-
-class LlavaOneVision:
+class LlavaOneVision(Rule):
     """Tiles for the only image of a sample; several images, and the frames of a video, are one view each."""
 
     name: ClassVar[str] = "llava_onevision"
+    limit_names: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ("num_frames", "fps"))
+        super().__init__(settings, limits)
         require_known(
             settings, frozenset({"LlavaOnevisionImageProcessor"}), frozenset({"LlavaOnevisionVideoProcessor"})
         )

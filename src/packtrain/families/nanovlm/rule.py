@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.geometry import require_image
 
 DEFAULTS: Mapping[str, Any] = {
@@ -23,14 +23,15 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-class NanoVLM:
+class NanoVLM(Rule):
     """A sample with several images numbers them from 0 in its text, before each image's tiles."""
 
     name: ClassVar[str] = "nanovlm"
+    limit_names: ClassVar[tuple[str, ...]] = ("max_img_size",)
     traits: ClassVar[Traits] = Traits(string_content=True, media_first=True)
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ("max_img_size",))
+        super().__init__(settings, limits)
         given = {**settings.config, **settings.image, **settings.processor}
         values = {key: default if given.get(key) is None else given[key] for key, default in DEFAULTS.items()}
         self._limit = limits.max_img_size
@@ -64,10 +65,6 @@ class NanoVLM:
                     pieces += [f"<row_{row}_col_{column}>", run]
         patches = tiles * self._tile_patches
         return Expansion(pieces=tuple(pieces), patches=patches, max_patches=self._tile_patches, tiles=tiles)
-
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
     def processor_kwargs(self) -> dict[str, Any]:
         """The longest side, where it is limited."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
@@ -56,7 +56,7 @@ MAX_RATIO = 200
 PRESIZED_TOKENS = (4, 16_384)  # of an image that the data resize, before the processor
 
 
-class Qwen2VL:
+class Qwen2VL(Rule):
     """Images and videos keep their shape; every frame pair of a video is one temporal step."""
 
     name: ClassVar[str] = "qwen2_vl"
@@ -67,7 +67,7 @@ class Qwen2VL:
     number_wins: ClassVar[bool] = True
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, self.limit_names)
+        super().__init__(settings, limits)
         require_known(
             settings,
             frozenset({"Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"}),
