@@ -18,14 +18,13 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.cli import app
-from packtrain.cli.common import Terminal
-from packtrain.cli.show.pack import plan_json
-from packtrain.cli.show.plan import planned_json
-from packtrain.cli.show.terminal import MeasureBar, measured_json
+from packtrain.cli.measure import MeasureBar, measured_json
+from packtrain.cli.pack import plan_json
+from packtrain.cli.plan import planned_json
+from packtrain.cli.terminal import Terminal
 from packtrain.config.run_config import load_config
-from packtrain.demo.demo import run_demo
-from packtrain.demo.demo_data import BROKEN, write_dataset
-from packtrain.demo.train import train_demo
+from packtrain.demo.demo import run_demo, train_demo
+from packtrain.records.synthetic import BROKEN, write_dataset
 from packtrain.reports.run_words import ALIKE
 from packtrain.runs.read import read_run
 
@@ -166,7 +165,7 @@ def test_stages_are_shown_in_their_order_and_without_hints(
     """On a terminal too: no bar is left beside a message."""
     monkeypatch.setattr("packtrain.demo.demo.measure_outcome", partial(measure_outcome, check=0))
     bars = Terminal(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("packtrain.cli.demo.progress_console", lambda: bars)
+    monkeypatch.setattr("packtrain.cli.terminal.errors", bars)
     alive: list[bool] = []
     shown = MeasureBar.__exit__
     monkeypatch.setattr(MeasureBar, "__exit__", lambda self, *_: (shown(self), alive.append(self._bar.live.is_started)))

@@ -14,7 +14,7 @@ from made_runs_data import write_chats
 from PIL import Image
 
 from packtrain.app.convert import convert
-from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.datasets import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.train.resolve import ResolvedRun, resolve_run
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup

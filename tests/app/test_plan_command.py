@@ -457,7 +457,7 @@ def test_stopping_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packtrain.cli.show.plan.PlanBar.update", stop)
+    monkeypatch.setattr("packtrain.cli.plan.PlanBar.update", stop)
     code, out, err = run("plan", costs.folder, "--model", shape, "-o", tmp_path / "r", "--json")
     assert (code, out, "starts over" in err) == (1, "", True)
     assert not (tmp_path / "r").exists()

@@ -16,7 +16,6 @@ from packtrain.app.measure import measure
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import percent
-from packtrain.demo.demo_data import write_dataset
 from packtrain.families.model_folder import resolve
 from packtrain.planning.baseline import Baseline
 from packtrain.planning.intervals import MOVED
@@ -26,6 +25,7 @@ from packtrain.planning.sweep import step_shape
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
+from packtrain.records.synthetic import write_dataset
 
 TODAY = Baseline(
     learning_rate=1e-4, vit_lr=1e-5, aligner_lr=2e-5, warmup_ratio=0.03, eval_steps=20, save_steps=40, logging_steps=5

@@ -15,7 +15,7 @@ from pages import Page, read_page
 from rich.console import Console
 from study_parts import Made
 
-from packtrain.cli.show.plan import _sweep_table
+from packtrain.cli.plan import _sweep_table
 from packtrain.planning.study_values import Group, PicturePack, PictureSample
 from packtrain.reports.figures import _subtitle
 from packtrain.reports.html import embedded

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.demo.demo_data import write_dataset
+from packtrain.records.synthetic import write_dataset
 
 pytestmark = pytest.mark.full
 EPOCHS = 8

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from packtrain.app.cache.made import made_of
+from packtrain.app.reuse import made_of
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest

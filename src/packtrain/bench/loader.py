@@ -13,21 +13,14 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from packtrain.bench.data import (
-    LongData,
-    forget_pages,
-    loader_chats,
-    write_lines,
-    write_long,
-    write_pictures,
-    write_shards,
-)
+from packtrain.bench.data import PICTURES, LongData, forget_pages, write_long, write_pictures, write_shards
 from packtrain.bench.host import in_new_process, tree_memory
 from packtrain.bench.loader_speed import SpeedTask, epochs_needed, plain_loader, speed
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.families.model_folder import resolve
+from packtrain.records.synthetic import picture_chats, write_lines
 
 PACK = 4_096  # tokens of a pack where speed is measured
 SHORT_PACK = 256  # of the long datasets, for many steps in little time
@@ -79,7 +72,7 @@ def bench_loader(
 def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, ...]) -> dict[str, Any]:
     folder = root / "speed"
     write_pictures(folder)
-    records = loader_chats(samples, lambda n: 1 + (n * 37) % 400)
+    records = list(picture_chats(PICTURES, (1 + (n * 37) % 400 for n in range(samples))))
     shards = write_shards(folder / "shards", records, folder)
     config = replace(config, packing_length=PACK, epochs=epochs_needed(), cache_dir=str(folder / "cache"))
     task = SpeedTask(
@@ -94,7 +87,8 @@ def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, 
 def _long(root: Path, config: DatasetConfig, rows: int, steps: int) -> LongData:
     """A dataset of many short lines, each about a small picture."""
     folder = root / f"long-{rows}"
-    for name in write_pictures(folder):
+    write_pictures(folder)
+    for name in PICTURES:
         with Image.open(folder / name) as picture:
             picture.resize(SMALL).save(folder / name)
     data = write_long(folder, rows, replace(config, packing_length=SHORT_PACK))
@@ -175,7 +169,7 @@ def _first_batch_of(case: Start) -> dict[str, Any]:
 
 def first_batch(config: DatasetConfig, access: Access, share: float, launched: float) -> dict[str, Any]:
     """In a new process: seconds since it was launched, step by step, and which pack came first."""
-    from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+    from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 
     _load_libraries()
     imported = time.time()
@@ -261,7 +255,7 @@ def deliver(data: LongData, steps: int, workers: int) -> list[dict[str, int]]:
     """Memory after some of the steps; batches are let go, as training lets go of them."""
     import torch
 
-    from packtrain.app.datasets.build import MultiModalDataset
+    from packtrain.app.datasets import MultiModalDataset
 
     torch.set_num_threads(1)
     dataset = MultiModalDataset(data.config)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import output
+from packtrain.cli.terminal import output
 from packtrain.core.errors import ConfigError
 from packtrain.core.public import public
 
@@ -48,8 +48,8 @@ def init(
         raise ConfigError(
             str(file), got="an existing file", fix="choose another name; files are not overwritten"
         ) from None
-    output.print(f"Wrote [bold]{escape(str(file))}[/].", soft_wrap=True)
+    output.print(f"Wrote [bold]{escape(str(file))}[/].")
     if public(data) != data:
         said = "credentials in the URL are not written: pass data.dataset_path=URL to train"
-        output.print(f"note: {said}", soft_wrap=True)
-    output.print(f"next: packtrain train {escape(str(file))} --dry-run", soft_wrap=True)
+        output.print(f"note: {said}")
+    output.print(f"next: packtrain train {escape(str(file))} --dry-run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from packtrain.core.errors import ConfigError
@@ -12,6 +13,7 @@ from packtrain.families.family import ModuleNames
 from packtrain.families.registry import find_family
 from packtrain.predicting.weights import part_of
 
+HALF = (torch.bfloat16, torch.float16)
 PARTS = ("language", "vision", "projector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.measure import request_of
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
@@ -27,7 +27,6 @@ from packtrain.families.settings import read_settings
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
-from packtrain.modeling.input_limits import limited_parts
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.plan_builder import PackProgress as Packing
 from packtrain.packing.schedule import Schedule
@@ -489,6 +488,8 @@ def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:
 
 def _limits_note(run: ResolvedRun) -> tuple[str, ...]:
     """Where processor files cannot say what the limits of the run are, those of the final weights are the model's."""
+    from packtrain.modeling.export import limited_parts
+
     limits = run.data.media_limits()
     folder = resolve(run.model.name, cache_dir() / "models")
     if not limits.given() or limited_parts(read_settings(folder), limits) is not None:
