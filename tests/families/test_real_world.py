@@ -15,7 +15,7 @@ from packtrain.delivery.encode import finished_tokenizer as finishing
 from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_rule
-from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.families.settings import read_settings
 from packtrain.families.tiny import write
 
 PHI3 = (
@@ -44,7 +44,7 @@ def chat(*texts: str, system: str | None = None) -> Record:
 
 
 def encoder(folder: Path, tokenizer: str | None = None, **options: Any) -> RecordEncoder:
-    settings = with_tokenizer(read_settings(folder), tokenizer)
+    settings = read_settings(folder, tokenizer=tokenizer)
     family = load_rule(settings, MediaLimits())
     assert family is not None
     return RecordEncoder(settings, family, **options)

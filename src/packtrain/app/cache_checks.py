@@ -23,8 +23,8 @@ from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inpu
 from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
 from packtrain.families.model_folder import known_as
 from packtrain.measuring.columns import content_of
+from packtrain.measuring.measure_summary import table_statistics
 from packtrain.measuring.request import measure_inputs as measured_inputs
-from packtrain.measuring.statistics import table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, SUMMARY, CostTable, read_summary
 from packtrain.packing.pack_plan import PACKER_VERSION, PackPlan, plan_inputs
 from packtrain.packing.resources import RESOURCES

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,14 @@ _MAX_BYTES = 64 * 2**20
 _APART = ("image_processor", "video_processor", "feature_extractor", "audio_tokenizer", "chat_template")
 
 
-def read_settings(folder: str | Path) -> ProcessorSettings:
-    """The settings of one model folder. Values that no file gives are left out: class defaults are the families'."""
+def read_settings(
+    folder: str | Path, *, tokenizer: str | None = None, chat_template: str | None = None
+) -> ProcessorSettings:
+    """The settings of one model folder. Values that no file gives are left out: class defaults are the families'.
+
+    `tokenizer` is the folder of a finished tokenizer, with the special tokens that it really has; `chat_template` is
+    the user's own, in place of the model's.
+    """
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise ConfigError(
@@ -52,17 +57,25 @@ def read_settings(folder: str | Path) -> ProcessorSettings:
     video_file = _read(root, "video_preprocessor_config.json")
     image = _nested(root, processor_file, "image_processor", image_file)
     has_processor = bool(processor_file or image_file or video_file or "processor_class" in tokenizer_config)
+    special_tokens = _special_tokens(tokenizer_config, _read(root, "special_tokens_map.json"))
+    if tokenizer is not None:
+        special_tokens |= json.loads((Path(tokenizer) / "special_tokens.json").read_text())
+    own_template = chat_template is not None
+    if not own_template:
+        chat_template = _chat_template(root, processor_file, tokenizer_config, has_processor=has_processor)
     return ProcessorSettings(
         folder=str(root),
+        tokenizer_folder=tokenizer,
         model_type=_model_type(root, config, processor_file, image, tokenizer_config),
         processor={key: value for key, value in processor_file.items() if key not in _APART},
         image=image,
         video=_nested(root, processor_file, "video_processor", video_file or image_file),
         config=config,
         tokenizer_config=tokenizer_config,
-        special_tokens=_special_tokens(tokenizer_config, _read(root, "special_tokens_map.json")),
-        chat_template=_chat_template(root, processor_file, tokenizer_config, has_processor=has_processor),
-        tool_template=None if has_processor else _tool_template(root, tokenizer_config),
+        special_tokens=special_tokens,
+        chat_template=chat_template,
+        tool_template=None if has_processor or own_template else _tool_template(root, tokenizer_config),
+        own_template=own_template,
     )
 
 
@@ -183,20 +196,3 @@ def _read_text(path: Path) -> str | None:
 
 def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
     return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from the original model")
-
-
-def with_template(settings: ProcessorSettings, template: str | None) -> ProcessorSettings:
-    """The settings with the user's own chat template, where there is one."""
-    return (
-        settings
-        if template is None
-        else replace(settings, chat_template=template, tool_template=None, own_template=True)
-    )
-
-
-def with_tokenizer(settings: ProcessorSettings, folder: str | None) -> ProcessorSettings:
-    """The settings with a finished tokenizer from elsewhere, and the special tokens that it really has."""
-    if folder is None:
-        return settings
-    special = json.loads((Path(folder) / "special_tokens.json").read_text())
-    return replace(settings, tokenizer_folder=folder, special_tokens={**settings.special_tokens, **special})

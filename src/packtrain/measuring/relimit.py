@@ -16,8 +16,6 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.families.family import Rule
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import load_rule
-from packtrain.families.settings import read_settings, with_template, with_tokenizer
-from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.request import settings_state
 
 if TYPE_CHECKING:
@@ -67,11 +65,11 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
                 fix="measure again",
             )
     before = summary.limits
-    after = MediaLimits(**{**before.given(), **limits.given()})  # type: ignore[arg-type]
+    after = limits.over(before)
     index = table.column("index")
     media = _media_of(table, index)
     shapes, shape_of = _shapes(media, len(index))
-    pricer = _Pricer(summary, before, after)
+    pricer = _Pricer(table, before, after)
     prices = [pricer.prices(header, images) for header, images in shapes]
 
     columns = {name: table.column(name).copy() for name in _CHANGED}
@@ -111,9 +109,9 @@ def largest_image(table: CostTable) -> int | None:
     if not shapes:
         return None
     before = table.summary.limits
-    after = MediaLimits(**{**before.given(), **table.limits.given()})  # type: ignore[arg-type]
+    after = table.limits.over(before)
     try:
-        pricer = _Pricer(table.summary, before, after)
+        pricer = _Pricer(table, before, after)
     except PacktrainError:  # the model is no longer there, or has no rule
         return None
     prices = [pricer.prices(header, count) for header, count in shapes]
@@ -162,20 +160,18 @@ def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, 
 class _Pricer:
     """Prices of media under the old and the new limits, each distinct shape computed once."""
 
-    def __init__(self, summary: MeasureSummary, before: MediaLimits, after: MediaLimits) -> None:
-        inputs, places = summary.inputs, summary.places
-        settings = with_tokenizer(read_settings(places.model), places.tokenizer)
-        settings = with_template(settings, inputs["request"].get("chat_template"))
-        changed = differences(inputs["settings"], settings_state(settings))
-        if changed:
+    def __init__(self, table: CostTable, before: MediaLimits, after: MediaLimits) -> None:
+        request = table.request()
+        settings = request.settings()
+        if changed := differences(table.summary.settings, settings_state(settings)):
             raise ArtifactError(
-                places.model, got="; ".join(changed), expected="the measured model", fix="measure again"
+                request.model, got="; ".join(changed), expected="the measured model", fix="measure again"
             )
         families = [f for limits in (before, after) if (f := load_rule(settings, limits)) is not None]
         if len(families) < 2:
             raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
         self._families = [PartFamilies(settings, family) for family in families]
-        self._encoder = RecordEncoder(settings, families[0], loss_on=inputs["request"]["loss_on"])
+        self._encoder = RecordEncoder(settings, families[0], loss_on=request.loss_on)
 
     def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
         """Before and after, or why a size cannot be had."""

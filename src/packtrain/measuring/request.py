@@ -20,7 +20,7 @@ from packtrain.families.chat_template import check_date, date_for
 from packtrain.families.encoder import LossOn
 from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import family_code, load_plugins
-from packtrain.families.settings import read_settings, with_template, with_tokenizer
+from packtrain.families.settings import read_settings
 from packtrain.measuring.measure_summary import Places, SourcePlace
 from packtrain.records.formats.hf_dataset import hub_revision, in_files
 from packtrain.records.formats.source_files import local_root
@@ -81,9 +81,8 @@ class Request:
     def settings(self) -> ProcessorSettings:
         """The model's processor settings; its family is known from here on, in whatever process."""
         load_plugins(self.plugins)
-        found = with_tokenizer(read_settings(self.model), self.tokenizer)
-        found = with_template(found, self.chat_template)
-        return found if self.template_date is None else replace(found, template_date=self.template_date)
+        settings = read_settings(self.model, tokenizer=self.tokenizer, chat_template=self.chat_template)
+        return replace(settings, template_date=self.template_date)
 
     def dated(self) -> Request:
         """With one date for all that its chat template renders, today's where none is given; none where none is used.

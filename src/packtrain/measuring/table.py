@@ -142,7 +142,7 @@ class CostTable:
 
         described, mixture = self.summary.inputs["request"], self.summary.mixture
         measured = Request.from_description(described, self.places, mixture)
-        return replace(measured, limits=MediaLimits(**{**measured.limits.given(), **self._limits.given()}))  # type: ignore[arg-type]
+        return replace(measured, limits=self._limits.over(measured.limits))
 
     @property
     def limits(self) -> MediaLimits:
@@ -189,7 +189,7 @@ class CostTable:
             max_frames=max_frames,
         )
         # Always from what was measured: the limits of an earlier call are applied again together with these.
-        limits = MediaLimits(**{**self._limits.given(), **limits.given()})  # type: ignore[arg-type]
+        limits = limits.over(self._limits)
         columns, rows, dropped = relimit(CostTable(self.folder, self.summary), limits)
         table = CostTable(self.folder, self.summary)
         table._columns, table._rows, table._limits, table.dropped = columns, rows, limits, dropped
