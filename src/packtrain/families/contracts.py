@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from packtrain.core.errors import ConfigError
 from packtrain.families.family import BatchContract, ProcessorSettings
 from packtrain.families.registry import all_families, find_family
+from packtrain.families.shape import Config
 
 # Rotary positions that follow the longest sample of a row: where transformers looks for the length up to which they
 # do not, first the config's own keys.
@@ -44,7 +44,7 @@ _MEDIA_CONFIGS = (
 )
 
 
-def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
+def contract_for(model: ProcessorSettings | Config) -> BatchContract:
     """The contract of a model, given by its folder's settings or by its config as plain values.
 
     Raises ConfigError with the reason for a model whose samples cannot be packed.
@@ -70,7 +70,7 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     return BatchContract(model_type=model_type, longest_together=together, longest_row=row)
 
 
-def _longest_together(config: Mapping[str, Any]) -> int | None:
+def _longest_together(config: Config) -> int | None:
     """The length from which rotary frequencies follow the longest sample of a row; None where they never do."""
     inner = config.get("text_config")
     found = []
@@ -86,7 +86,7 @@ def _longest_together(config: Mapping[str, Any]) -> int | None:
     return min(found, default=None)
 
 
-def _layer_reason(config: Mapping[str, Any]) -> str | None:
+def _layer_reason(config: Config) -> str | None:
     """Why layers of the language model let samples of one row see each other; None where they do not."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
@@ -104,7 +104,7 @@ def _layer_reason(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refuse_router_loss(config: Mapping[str, Any], where: str) -> None:
+def _refuse_router_loss(config: Config, where: str) -> None:
     """Models add it to the loss of a row themselves: packed or padded, it would be divided by the step's tokens."""
     inner = config.get("text_config")
     parts = {"": config, "text_config.": inner if isinstance(inner, Mapping) else {}}

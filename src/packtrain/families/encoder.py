@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.modality import MODALITIES
@@ -14,6 +14,9 @@ from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import Skeletons
 from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_behind
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 __all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
 
@@ -74,26 +77,13 @@ class RecordEncoder:
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
         """
-        layouts: list[Layout | Counts | RecordError] = []
-        texts: dict[bool, dict[str, Any]] = {False: {}, True: {}}
-        for sized in batch:
-            try:
-                layout = self._layout(sized)
-                if isinstance(layout, Layout):
-                    self._require_short(layout.text, most_tokens)
-                    texts[layout.special][layout.text] = None
-                layouts.append(layout)
-            except RecordError as error:
-                layouts.append(error)
-        for special, wanted in texts.items():
-            wanted.update(zip(wanted, self.tokenizer.encode_batch(list(wanted), special=special), strict=True))
-        costs: list[Priced | RecordError] = []
-        for sized, made in zip(batch, layouts, strict=True):
-            try:
-                costs.append(made if isinstance(made, RecordError) else self._price(sized, made, texts))
-            except RecordError as error:
-                costs.append(error)
-        return costs
+        layouts = [self._layout(sized, most_tokens) for sized in batch]
+        encodings: dict[tuple[bool, str], Encoding] = {}
+        for special in (False, True):
+            wanted = dict.fromkeys(one.text for one in layouts if isinstance(one, Layout) and one.special == special)
+            encoded = self.tokenizer.encode_batch(list(wanted), special=special)
+            encodings.update(zip(((special, text) for text in wanted), encoded, strict=True))
+        return [self._price(sized, layout, encodings) for sized, layout in zip(batch, layouts, strict=True)]
 
     def _require_short(self, text: str, most: int | None) -> None:
         """Refuse a text by its beginning. Where it is cut tokens may change, so only twice too many are too many."""
@@ -104,25 +94,33 @@ class RecordEncoder:
                 raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
             look *= 4
 
-    def _layout(self, sized: Sized) -> Layout | Counts:
+    def _layout(self, sized: Sized, most_tokens: int | None) -> Layout | Counts | RecordError:
         """Counts where the record came as tokens, else its text."""
-        record = sized.record
-        if record.tokens is not None:
-            return self._count_ids(record.tokens)
-        return self.skeletons.layout(record, sized.headers)
+        try:
+            if sized.record.tokens is not None:
+                return self._count_ids(sized.record.tokens)
+            layout = self.layout(sized.record, sized.headers)
+            self._require_short(layout.text, most_tokens)
+        except RecordError as error:
+            return error
+        return layout
 
-    def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> Priced:
+    def _price(
+        self, sized: Sized, layout: Layout | Counts | RecordError, encodings: Mapping[tuple[bool, str], Encoding]
+    ) -> Priced | RecordError:
+        if isinstance(layout, RecordError):
+            return layout
         if isinstance(layout, Layout):
-            counts = _count(layout, texts[layout.special][layout.text])
+            counts = _count(layout, encodings[layout.special, layout.text])
             expansions = layout.expansions
             supervision = Supervision(layout.media_supervised, layout.ended(self.tokenizer), layout.shortened)
         else:
             counts, expansions = layout, ()
             supervision = Supervision((), self._ends(sized.record.tokens))
         if counts.text_tokens < 1:
-            raise RecordError("template", "no tokens")
+            return RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
-            raise RecordError("loss", "no supervised tokens", _silent(sized.record))
+            return RecordError("loss", "no supervised tokens", _silent(sized.record))
         media: Counter[str] = Counter()
         media_tokens = frames = patches = largest = 0
         for header, expansion in zip(sized.headers, expansions, strict=True):
@@ -200,7 +198,7 @@ def _silent(record: Record) -> str:
     return "" if answered else "a prompt without an answer"
 
 
-def _count(layout: Layout, encoding: Any) -> Counts:
+def _count(layout: Layout, encoding: Encoding) -> Counts:
     """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
     text_tokens = len(encoding) - len(layout.runs)
     tail_tokens = tokens_behind(encoding, layout.runs[-1].at) if layout.runs else text_tokens

@@ -10,10 +10,13 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.shape import Composition, Decoder
+from packtrain.families.shape import Composition, Config, Decoder
 
 if TYPE_CHECKING:
     from packtrain.families.tiny import TinySpec
+
+
+ProcessorKwargs = dict[str, Any]  # arguments of a processor's call
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ class ProcessorSettings:
     folder: str
     tokenizer_folder: str | None = None  # where a finished tokenizer has been saved, if not in the model's folder
     model_type: str  # transformers' model type, or "text" where there is no image processor
-    processor: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json without its nested parts
-    image: Mapping[str, Any] = field(default_factory=dict)
-    video: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)  # the model's config.json, {} where there is none
-    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    processor: Config = field(default_factory=dict)  # processor_config.json without its nested parts
+    image: Config = field(default_factory=dict)
+    video: Config = field(default_factory=dict)
+    config: Config = field(default_factory=dict)  # the model's config.json, {} where there is none
+    tokenizer_config: Config = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, image_token, ... by name
     chat_template: str | None = None
     tool_template: str | None = None  # used instead where a record has tools: `tool_use` of a tokenizer with several
@@ -104,7 +107,7 @@ class Rule:
         """The sides that a `resized_height` and `resized_width` in the data stand for; None where they mean nothing."""
         return None
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """Arguments that make the real processor apply the same limits (`images_kwargs`, `videos_kwargs`)."""
         return {}
 
@@ -191,5 +194,5 @@ class Family:
     image_sizes: str | None = None
     tiny: TinySpec | None = None
     modules: ModuleNames = field(default_factory=ModuleNames)
-    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # configs of real sizes, by name
+    published: Mapping[str, Config] = field(default_factory=dict)  # configs of real sizes, by name
     in_transformers: bool = True

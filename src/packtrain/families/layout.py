@@ -7,11 +7,11 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text, Variables
-from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.chat_template import ChatMessage, ChatTemplate, Rendered
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.part_limits import PartFamilies
@@ -182,7 +182,7 @@ class Layouter:
             text=text, special=special, supervised=spans, shortened=self._shortens(record, rendered.text, told)
         )
 
-    def messages(self, record: Record, dialect: Dialect) -> list[dict[str, Any]]:
+    def messages(self, record: Record, dialect: Dialect) -> list[ChatMessage]:
         """The conversation as the template expects it."""
         if self._media_first:
             return self._messages_media_first(record, dialect)
@@ -194,7 +194,7 @@ class Layouter:
             return pieces[0] if len(pieces) == 1 else "".join(pieces)
         return [{"type": "text", "text": p.text} if isinstance(p, Text) else {"type": p.kind} for p in parts]
 
-    def _messages_media_first(self, record: Record, dialect: Dialect) -> list[dict[str, Any]]:
+    def _messages_media_first(self, record: Record, dialect: Dialect) -> list[ChatMessage]:
         """All media stand before the first user text, as the family was trained."""
         lead = "".join(self.placeholder(medium.kind) for medium in record.media())
         messages = []
@@ -267,7 +267,7 @@ class Layouter:
         return text + eos, spans
 
     def _turns_of(
-        self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[dict[str, Any]]
+        self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[ChatMessage]
     ) -> dict[int, Span]:
         """The assistant's turns by the number of the message, where anything depends on them."""
         numbers = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
@@ -280,7 +280,7 @@ class Layouter:
         record: Record,
         turns: TurnFinder,
         rendered: Rendered,
-        messages: list[dict[str, Any]],
+        messages: list[ChatMessage],
         told: Mapping[int, Span],
     ) -> tuple[Span, ...] | None:
         """The characters that carry loss; None means all of them."""

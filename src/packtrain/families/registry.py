@@ -8,13 +8,13 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.user_code import import_named
 from packtrain.core.values import MediaLimits
 from packtrain.families.family import Family, ModuleNames, NoRule, ProcessorSettings, Rule
+from packtrain.families.shape import Config
 
 # Lazy paths, each with the model types (transformers' names) that its FAMILIES describe.
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
@@ -208,12 +208,12 @@ def load_rule(settings: ProcessorSettings, limits: MediaLimits) -> Rule | None:
 # ---- published sizes, for random models of a real shape: what calibration runs where no files are
 
 
-def known_shapes() -> dict[str, Mapping[str, Any]]:
+def known_shapes() -> dict[str, Config]:
     """The configs that families have of published sizes, by name."""
     return {name: config for family in all_families().values() for name, config in family.published.items()}
 
 
-def known_config(name: str) -> Mapping[str, Any]:
+def known_config(name: str) -> Config:
     """The config of a known shape."""
     known = known_shapes()
     if name not in known:

@@ -20,6 +20,7 @@ from typing import Any
 from packtrain.core.errors import ConfigError
 from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import all_families
+from packtrain.families.shape import Config
 
 TEXT_ONLY = "text"
 _MAX_BYTES = 64 * 2**20
@@ -81,10 +82,10 @@ def read_settings(
 
 def _model_type(
     root: Path,
-    config: Mapping[str, Any],
-    processor_file: Mapping[str, Any],
-    image: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
+    config: Config,
+    processor_file: Config,
+    image: Config,
+    tokenizer_config: Config,
 ) -> str:
     if isinstance(config.get("model_type"), str) and config["model_type"]:
         return str(config["model_type"])
@@ -108,11 +109,11 @@ def _model_type(
     )
 
 
-def _special_tokens(tokenizer_config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(tokenizer_config: Config, legacy_map: Config) -> dict[str, str]:
     """The special tokens that have a name; tokens that are only listed have none and are not here."""
     if "added_tokens_decoder" in tokenizer_config:
         legacy_map = {}  # transformers reads the older file only where this newer list is absent
-    groups: list[Mapping[str, Any]] = []
+    groups: list[Config] = []
     for source in (tokenizer_config, legacy_map):
         for name in ("model_specific_special_tokens", None, "extra_special_tokens"):
             group = source if name is None else source.get(name)
@@ -129,9 +130,7 @@ def _token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _chat_template(
-    root: Path, processor_file: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, has_processor: bool
-) -> str | None:
+def _chat_template(root: Path, processor_file: Config, tokenizer_config: Config, *, has_processor: bool) -> str | None:
     raw = _read_text(root / "chat_template.jinja")
     candidates: list[Any] = [raw, tokenizer_config.get("chat_template")]
     if has_processor:
@@ -140,7 +139,7 @@ def _chat_template(
     return next((text for text in map(_template_of, candidates) if text is not None), None)
 
 
-def _tool_template(root: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+def _tool_template(root: Path, tokenizer_config: Config) -> str | None:
     """The template that a tokenizer takes where there are tools; processors take their default one."""
     if (root / "chat_template.jinja").is_file():
         return _read_text(root / "additional_chat_templates" / "tool_use.jinja")
@@ -157,7 +156,7 @@ def _template_of(value: Any, name: str = "default") -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _nested(root: Path, outer: Mapping[str, Any], name: str, fallback: Mapping[str, Any]) -> Mapping[str, Any]:
+def _nested(root: Path, outer: Config, name: str, fallback: Config) -> Config:
     """A part of processor_config.json, or the older file of its own."""
     part = outer.get(name)
     if part is None:
@@ -167,7 +166,7 @@ def _nested(root: Path, outer: Mapping[str, Any], name: str, fallback: Mapping[s
     return part
 
 
-def _read(root: Path, name: str) -> Mapping[str, Any]:
+def _read(root: Path, name: str) -> Config:
     """One JSON file as a mapping; a file that is not there is an empty one."""
     path = root / name
     text = _read_text(path)

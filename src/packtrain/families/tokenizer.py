@@ -177,7 +177,7 @@ def last_runs(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
     return found.lengths()
 
 
-def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
+def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     """The first token that covers a character in [start, end), and how many do."""
     first = _token_at(encoding, start, end, 1)
     last = _token_at(encoding, end - 1, start - 1, -1)
@@ -193,7 +193,7 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Span]:
+def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Span]:
     """The tokens that cover a character of any of these spans, which are in order; the first `behind` never do."""
     found = []
     for start, end in spans:
@@ -205,13 +205,13 @@ def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: i
     return found
 
 
-def tokens_behind(encoding: Any, at: int) -> int:
+def tokens_behind(encoding: Encoding, at: int) -> int:
     """The tokens after the one that covers a character; none where it has no token, so that nothing is promised."""
     token = encoding.char_to_token(at)
     return 0 if token is None else len(encoding) - 1 - int(token)
 
 
-def _token_at(encoding: Any, at: int, stop: int, step: int) -> int | None:
+def _token_at(encoding: Encoding, at: int, stop: int, step: int) -> int | None:
     """The token that covers a character, or the next character that any token covers, before `stop`."""
     while (at < stop) if step > 0 else (at > stop):
         token = encoding.char_to_token(at)

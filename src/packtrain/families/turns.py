@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.chat_template import ChatMessage, ChatTemplate, Messages, Rendered
 
 Span = tuple[int, int]
-Messages = Sequence[Mapping[str, Any]]
 _ANOTHER = "qz\ue0f2another"  # a text that no record has
 _WORDS = ("qzuserone", "qzanswerone", "qzusertwo", "qzanswertwo")
 
@@ -205,7 +203,7 @@ class TurnFinder:
         _, found, tail = text.rpartition(_ANOTHER)
         return tail if found else None
 
-    def _longer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _longer(self, message: ChatMessage) -> ChatMessage:
         """The message with more text at its end; calls with another argument."""
         if calls := message.get("tool_calls"):
             function = calls[-1]["function"]
@@ -219,7 +217,7 @@ class TurnFinder:
             return {**message, "content": [*others, {**last, "text": last["text"] + _ANOTHER}]}
         return {**message, "content": [*others, last, {"type": "text", "text": _ANOTHER}]}
 
-    def _message(self, role: str, text: str) -> dict[str, Any]:
+    def _message(self, role: str, text: str) -> ChatMessage:
         return {"role": role, "content": text if self._string_content else [{"type": "text", "text": text}]}
 
     def _shared(self, a: str, b: str) -> int:

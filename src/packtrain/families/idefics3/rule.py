@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from packtrain.core.errors import RecordError, of_missing
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.geometry import (
     overlay,
     require_equal_frames,
@@ -22,13 +22,14 @@ from packtrain.families.geometry import (
     video_settings,
     vision_patch,
 )
+from packtrain.families.shape import Config
 
-IMAGE_DEFAULTS: Mapping[str, Any] = {
+IMAGE_DEFAULTS: Config = {
     "size": {"longest_edge": 4 * 364},
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
 }
-VIDEO_DEFAULTS: Mapping[str, Any] = {"size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
+VIDEO_DEFAULTS: Config = {"size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
 IMAGE_SEQ_LEN = 169
 LARGEST_SIDE = 4096  # the processors shrink whatever is longer after the first resize
 PUBLISHED_PATCH = 14
@@ -91,7 +92,7 @@ class Idefics3(Rule):
         tiles = rows * columns + 1
         return Expansion(pieces=tuple(pieces), patches=tiles * tile_patches, max_patches=tile_patches, tiles=tiles)
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The longest edge, where it is limited."""
         return {} if self._limit is None else {"images_kwargs": {"size": {"longest_edge": self._limit}}}
 
@@ -180,7 +181,7 @@ class SmolVLM(Idefics3):
             tiles=len(indices),
         )
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """Sampling stands flat here: the processor adds flat defaults itself and refuses the same name twice."""
         sampling = {"do_sample_frames": True, "num_frames": self._max_frames, "fps": self._fps}
         return {**super().processor_kwargs(), **sampling}

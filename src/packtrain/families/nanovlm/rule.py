@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.geometry import require_image
+from packtrain.families.shape import Config
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Config = {
     "max_img_size": 2048,
     "vit_img_size": 512,
     "vit_patch_size": 16,
@@ -66,7 +67,7 @@ class NanoVLM(Rule):
         patches = tiles * self._tile_patches
         return Expansion(pieces=tuple(pieces), patches=patches, max_patches=self._tile_patches, tiles=tiles)
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The longest side, where it is limited."""
         return {} if self._limit is None else {"images_kwargs": {"max_img_size": self._limit}}
 
