@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -136,7 +137,8 @@ class Layouter:
         if chat is None or not record.structured:
             return chat
         chat.dialect.require(record)
-        if any(token in text for text in (*_texts_of(record), *record.beside()) for token in self.reserved):
+        texts = ["".join(_texts(message.parts)) for message in record.messages]
+        if any(token in text for text in (*texts, *record.beside()) for token in self.reserved):
             raise RecordError("template", "media placeholders in the text do not match the media", "one is in a text")
         if variables is None:
             return chat
@@ -222,10 +224,6 @@ class Layouter:
         """The filters and methods that the templates in use call."""
         chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
         return frozenset(name for chat in chats for name in chat.template.functions)
-
-    def kind_of(self, placeholder: str) -> MediaKind:
-        """Which kind of medium a placeholder stands for."""
-        return self._kinds[placeholder]
 
     def placeholder(self, kind: MediaKind) -> str:
         """What the template writes for one medium."""
@@ -376,60 +374,37 @@ class Layouter:
             return rendered
         # A template may show images and videos in another order than the record, so each kind has its own queue.
         queues = {kind: iter([e for k, e in zip(kinds, expansions, strict=True) if k == kind]) for kind in set(kinds)}
-        writer = _Writer()
-        cursor = 0
+        pieces: list[str] = []
+        runs: list[PlacedRun] = []
+        ends, gains = [], [0]  # of the placeholders, and how many characters more there are behind each
+        cursor = length = 0
         for match, kind in zip(matches, found, strict=True):
-            writer.text(text[cursor : match.start()])
-            writer.expansion(next(queues[kind]), kind)
+            pieces.append(text[cursor : match.start()])
+            length += match.start() - cursor
+            for piece in next(queues[kind]).pieces:
+                if isinstance(piece, Run):
+                    if not piece.count:
+                        continue
+                    runs.append(PlacedRun(length, piece.count, kind))
+                    piece = piece.token
+                pieces.append(piece)
+                length += len(piece)
             cursor = match.end()
-            writer.shift(cursor)
-        writer.text(text[cursor:])
+            ends.append(cursor)
+            gains.append(length - cursor)
+
+        def moved(position: int) -> int:
+            return position + gains[bisect_right(ends, position)]
+
         return Layout(
-            text=writer.joined(),
+            text="".join((*pieces, text[cursor:])),
             special=rendered.special,
-            runs=tuple(writer.runs),
+            runs=tuple(runs),
             expansions=tuple(expansions),
-            supervised=None if spans is None else tuple((writer.moved(a), writer.moved(b)) for a, b in spans),
+            supervised=None if spans is None else tuple((moved(a), moved(b)) for a, b in spans),
             media_supervised=tuple(spans is None or any(a <= m.start() < b for a, b in spans) for m in matches),
             shortened=rendered.shortened,
         )
-
-
-class _Writer:
-    """Collects the pieces of a layout and knows where everything came to stand."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._length = 0
-        self._shifts: list[tuple[int, int]] = []  # (position in the rendered text, characters gained before it)
-        self.runs: list[PlacedRun] = []
-
-    def text(self, text: str) -> None:
-        self._pieces.append(text)
-        self._length += len(text)
-
-    def expansion(self, expansion: Expansion, kind: MediaKind) -> None:
-        for piece in expansion.pieces:
-            if isinstance(piece, Run):
-                if piece.count:
-                    self.runs.append(PlacedRun(self._length, piece.count, kind))
-                    self.text(piece.token)
-            else:
-                self.text(piece)
-
-    def shift(self, position: int) -> None:
-        self._shifts.append((position, self._length - position))
-
-    def moved(self, position: int) -> int:
-        gained = 0
-        for at, gain in self._shifts:
-            if at > position:
-                break
-            gained = gain
-        return position + gained
-
-    def joined(self) -> str:
-        return "".join(self._pieces)
 
 
 def _answers_with_media(record: Record) -> bool:
@@ -445,11 +420,6 @@ def _between(spans: Sequence[Span], end: int) -> tuple[Span, ...]:
     """
     edges = [0, *(edge for span in sorted(spans) for edge in span), end]
     return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
-
-
-def _texts_of(record: Record) -> list[str]:
-    """The texts of each message, side by side."""
-    return ["".join(_texts(message.parts)) for message in record.messages]
 
 
 def _texts(parts: Sequence[Text | Media]) -> list[str]:
