@@ -375,7 +375,7 @@ def test_filling_in_costs_what_the_template_costs(family: str, loss_on: LossOn |
     folder = tiny.write(family, tmp_path)
     quickly, slowly = encoder_for(folder, loss_on=loss_on), encoder_for(folder, loss_on=loss_on)
     quickly.skeletons.patience, slowly.skeletons.patience = 0, 10**9  # type: ignore[misc]
-    kinds = quickly.layouter.family.placeholders
+    kinds = quickly.layouter.rule.placeholders
     draw = random.Random(family)
 
     def one(shape: tuple[tuple[str, str], ...]) -> Record:

@@ -220,7 +220,7 @@ def test_the_templates_of_all_families(
 ) -> None:
     layouter = layouter_for(folders[family], loss_on=loss_on)
     skeletons = Skeletons(layouter)
-    kinds = tuple(layouter.family.placeholders)
+    kinds = tuple(layouter.rule.placeholders)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(record=records(layouter.template_literals, kinds))
@@ -265,7 +265,7 @@ def test_many_more_texts(family: str, add_eos: bool, folders: dict[str, Processo
     skeletons = Skeletons(layouter)
 
     @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(record=records(layouter.template_literals, tuple(layouter.family.placeholders)))
+    @given(record=records(layouter.template_literals, tuple(layouter.rule.placeholders)))
     def same(record: Record) -> None:
         assert_same(layouter, skeletons, record)
 

@@ -190,7 +190,7 @@ def test_a_medium_without_tokens_ends_nothing(tmp_path: Path) -> None:
     (record, headers) = next((r, h) for r, h in samples("internvl") if [x.kind for x in h] == ["image"] * 3)
     counts = {headers[0]: 3, headers[1]: 2, headers[2]: 0}
     for encoder in (quickly, slowly):
-        family = encoder.layouter.family
+        family = encoder.layouter.rule
         right = type(family).image
 
         def image(header: MediaHeader, *args: int, right: Any = right, family: Rule = family) -> Expansion:

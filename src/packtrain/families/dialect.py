@@ -32,7 +32,7 @@ class Dialect:
     """What one template does with reasoning, and what it leaves out of a conversation with tools."""
 
     reasoning: Literal["keys", "part", "tags", "none"]
-    tags: tuple[str, str] = ("", "")  # what is written around reasoning that stands in the content
+    tags: tuple[str, str] = ("", "")  # what is written around reasoning inside the content
     unwritten: tuple[str, ...] = ()  # keys of _WORDS
     variables: frozenset[str] = frozenset()
     plain_answers: bool = False  # a tool's answer of text alone is one string, though other contents are lists of parts
@@ -56,22 +56,22 @@ class Dialect:
 
     def written(self, message: Message, content: Content) -> ChatMessage:
         """A message as the template takes it."""
-        made: ChatMessage = {"role": message.role, "content": content}
+        written: ChatMessage = {"role": message.role, "content": content}
         if self.plain_answers and message.role == "tool" and not isinstance(content, str):
             texts = [part["text"] for part in content if part["type"] == "text"]
-            made["content"] = "".join(texts) if len(texts) == len(content) else content
+            written["content"] = "".join(texts) if len(texts) == len(content) else content
         extras = message.extras
         if extras is None:
-            return made
+            return written
         if extras.reasoning:
             if self.reasoning == "keys":
-                made |= dict.fromkeys(_REASONING_KEYS, extras.reasoning)
+                written |= dict.fromkeys(_REASONING_KEYS, extras.reasoning)
             elif self.reasoning == "part":
-                made["content"] = [{"type": "thinking", "thinking": extras.reasoning}, *_parts(content)]
+                written["content"] = [{"type": "thinking", "thinking": extras.reasoning}, *_parts(content)]
             else:
-                made["content"] = _begun(content, extras.reasoning.join(self.tags))
+                written["content"] = _begun(content, extras.reasoning.join(self.tags))
         if extras.tool_calls:
-            made["tool_calls"] = [
+            written["tool_calls"] = [
                 {
                     **({} if call.id is None else {"id": call.id}),
                     "type": "function",
@@ -80,7 +80,7 @@ class Dialect:
                 for call in extras.tool_calls
             ]
         named = {"tool_call_id": extras.tool_call_id, "name": extras.name}
-        return made | {key: item for key, item in named.items() if item is not None}
+        return written | {key: item for key, item in named.items() if item is not None}
 
 
 def template_variables(variables: Variables | None) -> ChatMessage:
@@ -105,7 +105,7 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
         "name": "qzfound",
         "content": content(_WORDS["a tool's answer"]),
     }
-    with_tools = template.given({"tools": [{"type": "function", "function": _FUNCTION}]})
+    with_tools = template.with_variables({"tools": [{"type": "function", "function": _FUNCTION}]})
     opening: ChatMessage = {"role": "system", "content": content("qzopened")}
 
     def told(answer: ChatMessage) -> str:

@@ -13,7 +13,7 @@ from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision,
 from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import Skeletons
-from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_behind
+from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_after
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -46,7 +46,7 @@ class RecordEncoder:
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Rule,
+        rule: Rule,
         *,
         loss_on: LossOn | None = None,
         add_eos: bool | None = None,
@@ -56,7 +56,7 @@ class RecordEncoder:
         if loss_on is not None and loss_on not in names:
             raise ConfigError("loss_on", got=loss_on, expected=", ".join(names), fix=nearest(loss_on, names))
         self.tokenizer = LightTokenizer(settings)
-        self.layouter = Layouter(settings, family, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
+        self.layouter = Layouter(settings, rule, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
         self.skeletons = Skeletons(self.layouter)
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
@@ -150,7 +150,7 @@ class RecordEncoder:
     # ---- tokens that came as such
 
     def require_usable(self, tokens: TokenIds) -> None:
-        """Refuse ids that the model's tokenizer does not have, and those that stand for media."""
+        """Refuse ids that the model's tokenizer does not have, and those of media."""
         if (largest := max(tokens.ids)) >= self.tokenizer.size:
             detail = f"{largest}; the tokenizer has ids up to {self.tokenizer.size - 1}"
             raise RecordError("schema", "an id outside the vocabulary", detail)
@@ -201,11 +201,11 @@ def _silent(record: Record) -> str:
 def _count(layout: Layout, encoding: Encoding) -> Counts:
     """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
     text_tokens = len(encoding) - len(layout.runs)
-    tail_tokens = tokens_behind(encoding, layout.runs[-1].at) if layout.runs else text_tokens
+    tail_tokens = tokens_after(encoding, layout.runs[-1].at) if layout.runs else text_tokens
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
         return Counts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
-    spans = covered_by_all(encoding, layout.supervised, behind=1)
+    spans = covered_by_all(encoding, layout.supervised, after=1)
     supervised = sum([end - first for first, end in spans])
     for run in layout.runs:
         inside = any(start <= run.at < end for start, end in layout.supervised)

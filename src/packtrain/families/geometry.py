@@ -89,7 +89,7 @@ def require_video(header: MediaHeader, *, rate: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameChoice:
-    """How frames are sampled: a fixed number, so many a second, or (both None) all of them."""
+    """How frames are sampled: a fixed number, a rate per second, or (both None) all of them."""
 
     num_frames: int | None = None
     fps: float | None = None

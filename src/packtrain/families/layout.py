@@ -15,7 +15,7 @@ from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Recor
 from packtrain.families.chat_template import ChatMessage, ChatTemplate, Rendered
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
-from packtrain.families.part_limits import PartFamilies
+from packtrain.families.part_limits import MediaRules
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length
 
@@ -74,28 +74,28 @@ class Layouter:
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Rule,
+        rule: Rule,
         tokenizer: LightTokenizer,
         *,
         loss_on: LossOn | None,
         add_eos: bool | None,
         typed: bool,
     ) -> None:
-        self.family = family
+        self.rule = rule
         self.tokenizer = tokenizer
         self.loss_on = loss_on
-        self._typed = bool(family.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
+        self._typed = bool(rule.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
         # Templates of text models expect plain strings, those of processors a list of typed parts.
-        traits = family.traits
+        traits = rule.traits
         self._string_content = not self._typed if traits.string_content is None else traits.string_content
         self._media_first = traits.media_first
-        self.parts = PartFamilies(settings, family)
+        self.parts = MediaRules(settings, rule)
         self._chat = self._prepare(settings.chat_template, settings)
         videos = None if settings.own_template else traits.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
         self._tool_chat = self._prepare(settings.tool_template, settings) or self._chat
         self._given: dict[tuple[bool, Variables], _Chat] = {}
-        self._kinds = {token: kind for kind, token in family.placeholders.items()}
+        self._kinds = {token: kind for kind, token in rule.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         self.reserved = (*self._kinds, *self._run_tokens())
         if add_eos and not tokenizer.eos_token:
@@ -104,13 +104,13 @@ class Layouter:
         self._plain_eos = None if add_eos is False else tokenizer.eos_token
 
     def _run_tokens(self) -> list[str]:
-        """Tokens that stand for embeddings without being placeholders; no text may hold them either."""
+        """Tokens replaced by embeddings that are not placeholders; no text may hold them either."""
         found: dict[str, None] = {}
         for header in SAMPLE_HEADERS:
-            if header.kind in self.family.placeholders:
+            if header.kind in self.rule.placeholders:
                 with contextlib.suppress(RecordError):
                     video = header.kind == "video"
-                    expansion = self.family.video(header) if video else self.family.image(header, 1)
+                    expansion = self.rule.video(header) if video else self.rule.image(header, 1)
                     found |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
         return [token for token in found if token not in self._kinds]
 
@@ -146,10 +146,10 @@ class Layouter:
             if len(self._given) >= _MOST_CHATS:
                 self._given.clear()
             values = template_variables(variables)
-            template = chat.template.given(values)
+            template = chat.template.with_variables(values)
             if variables.kwargs:
-                chat = replace(chat, turns=self._turns(template.given({"tools": None})))
-            self._given[videos, variables] = replace(chat, template=template, turns=chat.turns.given(template))
+                chat = replace(chat, turns=self._turns(template.with_variables({"tools": None})))
+            self._given[videos, variables] = replace(chat, template=template, turns=chat.turns.with_template(template))
         return self._given[videos, variables]
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
@@ -228,7 +228,7 @@ class Layouter:
     def placeholder(self, kind: MediaKind) -> str:
         """What the template writes for one medium."""
         try:
-            return self.family.placeholders[kind]
+            return self.rule.placeholders[kind]
         except KeyError:
             raise RecordError("family", f"this model takes no {kind}") from None
 
@@ -336,20 +336,20 @@ class Layouter:
         return tuple((max(a, c), min(b, d)) for a, b in spans for c, d in left if max(a, c) < min(b, d))
 
     def _around(self, template: ChatTemplate, kind: MediaKind) -> tuple[str, str]:
-        """What the template writes directly before and behind a medium of this kind."""
-        words, nothing = (Text("qzbefore"), Text("qzbehind")), Media(kind, MediaRef(name=""))
+        """What the template writes directly before and after a medium of this kind."""
+        words, nothing = (Text("qzbefore"), Text("qzafter")), Media(kind, MediaRef(name=""))
         shown, plain = (
             template.text([{"role": "user", "content": self._content(parts)}], add_generation_prompt=True)
             for parts in ((words[0], nothing, words[1]), words)
         )
         first = common_length(shown, plain)
         last = len(shown) - common_length(shown[first:][::-1], plain[first:][::-1])
-        before, found, behind = shown[first:last].partition(self.placeholder(kind))
+        before, found, after = shown[first:last].partition(self.placeholder(kind))
         if not found or shown[:first] + shown[last:] != plain:
             raise RecordError(
                 "loss", f"{kind} in an answer that carries loss", "the template writes it in several places"
             )
-        return before, behind
+        return before, after
 
     # ---- media
 
@@ -376,7 +376,7 @@ class Layouter:
         queues = {kind: iter([e for k, e in zip(kinds, expansions, strict=True) if k == kind]) for kind in set(kinds)}
         pieces: list[str] = []
         runs: list[PlacedRun] = []
-        ends, gains = [], [0]  # of the placeholders, and how many characters more there are behind each
+        ends, gains = [], [0]  # of the placeholders, and how many characters were gained up to each end
         cursor = length = 0
         for match, kind in zip(matches, found, strict=True):
             pieces.append(text[cursor : match.start()])

@@ -48,7 +48,7 @@ class LanguageShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionShape:
-    """The vision encoder and the projector behind it; lengths are in patches, the encoder's rows."""
+    """The vision encoder and the projector after it; lengths are in patches, the encoder's rows."""
 
     hidden: int
     layers: int
@@ -201,7 +201,7 @@ class Composition:
     encoder: str  # the encoder's
     projector: ProjectorReader
     fixed: bool = False  # decoder and encoder are always these, whatever their configs call themselves
-    text_absent: Config | None = None  # what stands for a text_config that is not there
+    text_absent: Config | None = None  # used where the config has no text_config
     encoder_absent: Config | None = None
     flat_text: bool = False  # older configs have the decoder's keys at the top
     tied: bool = False  # the default

@@ -118,7 +118,7 @@ class Skeletons:
         return found
 
     def _reserved_in(self, text: str) -> bool:
-        """Does it hold what stands for a medium?"""
+        """Does it hold a token of a medium?"""
         return any(token in text for token in self._layouter.reserved)
 
     def _find(self, record: Record) -> Skeleton | None:

@@ -117,7 +117,7 @@ def _added_token(value: Any) -> AddedToken:
     )
 
 
-Span = tuple[int, int]  # its first token, and the one behind its last
+Span = tuple[int, int]  # its first token, and the one after its last
 
 
 class Runs:
@@ -184,7 +184,7 @@ def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     if first is None or last is None:
         return 0, 0
     # A rare character is several tokens, all with its offsets: the span ends with the last of them. Where a
-    # normalizer has composed characters, the later ones have no token, so the span may end behind that.
+    # normalizer has composed characters, the later ones have no token, so the span may end after that.
     while last + 1 < len(encoding):
         characters = encoding.token_to_chars(last + 1)
         if characters is None or characters[0] >= end:
@@ -193,19 +193,19 @@ def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Span]:
-    """The tokens that cover a character of any of these spans, which are in order; the first `behind` never do."""
+def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, after: int = 0) -> list[Span]:
+    """The tokens that cover a character of any of these spans, in order; those before token `after` never do."""
     found = []
     for start, end in spans:
         first, count = covered_tokens(encoding, start, end)
-        first, stop = max(first, behind), first + count  # a token may reach from one span into the next
+        first, stop = max(first, after), first + count  # a token may reach from one span into the next
         if first < stop:
             found.append((first, stop))
-            behind = stop
+            after = stop
     return found
 
 
-def tokens_behind(encoding: Encoding, at: int) -> int:
+def tokens_after(encoding: Encoding, at: int) -> int:
     """The tokens after the one that covers a character; none where it has no token, so that nothing is promised."""
     token = encoding.char_to_token(at)
     return 0 if token is None else len(encoding) - 1 - int(token)

@@ -15,7 +15,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,10 +26,6 @@ from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 6
 _FRAME = struct.Struct("<QI")
-_HEAD = (
-    *("number", "source", "file", "entries", "rows", "failed", "without_end", "shortened"),
-    *("unread", "schemas", "reasons"),
-)
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work
 
 
@@ -51,6 +47,9 @@ class UnitResult:
     costs: bytes
     media: bytes
     ledger: bytes  # JSON lines
+
+
+_BLOBS = ("costs", "media", "ledger")  # of a unit, after its JSON line
 
 
 class Journal:
@@ -87,7 +86,7 @@ class Journal:
 
     def append(self, result: UnitResult) -> None:
         """Store one finished unit."""
-        head = {name: getattr(result, name) for name in _HEAD}
+        head = {field.name: getattr(result, field.name) for field in fields(result) if field.name not in _BLOBS}
         head["sizes"] = [len(result.costs), len(result.media), len(result.ledger)]
         body = json.dumps(head).encode() + b"\n" + result.costs + result.media + result.ledger
         with room_for(self._path):
@@ -132,7 +131,7 @@ class Journal:
             self.spoilt.add((head["source"], head["file"]))
 
     def _scan(self) -> None:
-        """Find the complete records and cut off what a crash left behind them."""
+        """Find the complete records and cut off what a crash left after them."""
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
         self._stream.readline()
@@ -140,7 +139,7 @@ class Journal:
         while end + _FRAME.size <= size:
             self._stream.seek(end)
             length, checksum = _FRAME.unpack(self._stream.read(_FRAME.size))
-            if length == 0 or end + _FRAME.size + length > size:  # a power cut may leave zeros behind
+            if length == 0 or end + _FRAME.size + length > size:  # a power cut may leave zeros there
                 break
             body = self._stream.read(length)
             if zlib.crc32(body) != checksum:

@@ -22,7 +22,7 @@ class SourcePlace:
     path: str
     media_root: str
     root: str | None = None  # what names in it are relative to; None for what is remote or on the hub
-    in_files: bool = True  # its rows stand in files of ours to read
+    in_files: bool = True  # its rows are in files that packtrain reads itself
 
     def name_of(self, file: str) -> str:
         """A file of it as it is called wherever the source lies."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
@@ -71,11 +71,16 @@ class Converter:
         """Where the media of one source are."""
         return self._stores[source]
 
+    def forget_names(self) -> None:
+        """Count unread names and schemas from zero."""
+        self.unread.handed_over()
+        self.schemas.clear()
+
 
 def _text_only(request: Request) -> bool:
     try:
         return is_text_only(request.settings())
-    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+    except ConfigError:  # no model that we could read; with an encoder of its own a stream needs none
         return False
 
 
@@ -104,7 +109,7 @@ class FamilyRule:
         return self.encoder.costs(batch, self._most)
 
 
-class Measurer:
+class Measurer(Converter):
     """Measures entries for one request."""
 
     batch = 256  # entries that are tokenized together
@@ -113,9 +118,9 @@ class Measurer:
     most_characters = 8 << 20  # of one record: minutes and gigabytes for a text that no model takes
 
     def __init__(self, request: Request, rule: CostRule) -> None:
+        super().__init__(request)
         self._filters = request.filters
         self._rule = rule
-        self._converter = Converter(request)
 
     def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
         """The row for each entry, or why there is none; in order."""
@@ -174,10 +179,6 @@ class Measurer:
             fault = RecordError("internal", "unexpected error", f"{type(error).__name__}: {error}"[:300])
         return _ledger(record.id if record is not None else _id_of(entry), entry.origin, fault)
 
-    def record(self, entry: Entry, source: int) -> Record:
-        """The entry as a record, if the user's filters want it."""
-        return self._converter.record(entry, source)
-
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""
         store, filters = self.store(source), self._filters
@@ -189,20 +190,6 @@ class Measurer:
                 raise RecordError("family", "audio has no token rule yet", f"{header.seconds:.2f} s")
             _check_duration(header, filters)
         return headers
-
-    def unread(self) -> dict[str, list[Any]]:
-        """What nothing reads of the records since the last call, as `UnreadNames` counts it."""
-        return self._converter.unread.handed_over()
-
-    def schemas(self) -> dict[str, int]:
-        """What the records since the last call were read as."""
-        found = dict(self._converter.schemas)
-        self._converter.schemas.clear()
-        return found
-
-    def store(self, source: int) -> MediaStore:
-        """Where the media of one source are."""
-        return self._converter.store(source)
 
 
 def _characters(record: Record) -> int:

@@ -14,7 +14,7 @@ from packtrain.core.modality import VISION, VISION_TOKENS
 from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.family import Rule
-from packtrain.families.part_limits import PartFamilies
+from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import load_rule
 from packtrain.measuring.request import settings_state
 
@@ -167,16 +167,16 @@ class _Pricer:
             raise ArtifactError(
                 request.model, got="; ".join(changed), expected="the measured model", fix="measure again"
             )
-        families = [f for limits in (before, after) if (f := load_rule(settings, limits)) is not None]
-        if len(families) < 2:
+        rules = [rule for limits in (before, after) if (rule := load_rule(settings, limits)) is not None]
+        if len(rules) < 2:
             raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
-        self._families = [PartFamilies(settings, family) for family in families]
-        self._encoder = RecordEncoder(settings, families[0], loss_on=request.loss_on)
+        self._rules = [MediaRules(settings, rule) for rule in rules]
+        self._encoder = RecordEncoder(settings, rules[0], loss_on=request.loss_on)
 
     def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
         """Before and after, or why a size cannot be had."""
         try:
-            old, new = (self._price(family, header, images) for family in self._families)
+            old, new = (self._price(rules, header, images) for rules in self._rules)
         except RecordError as error:
             return error
         return old, new
@@ -185,7 +185,7 @@ class _Pricer:
         self, shapes: Sequence[tuple[MediaHeader, int]], shape_of: np.ndarray, rows: np.ndarray
     ) -> Iterator[tuple[int, RecordError]]:
         """Rows whose combination of media the family refuses under the new limits."""
-        if type(self._families[1].family).check_sample is Rule.check_sample or not len(rows):
+        if type(self._rules[1].rule).check_sample is Rule.check_sample or not len(rows):
             return
         several = np.flatnonzero(np.bincount(rows) > 1)
         verdicts: dict[tuple[int, ...], RecordError | None] = {}
@@ -193,12 +193,12 @@ class _Pricer:
         for row, start, stop in zip(several, starts, stops, strict=True):
             combination = tuple(shape_of[start:stop].tolist())
             if combination not in verdicts:
-                verdicts[combination] = _refusal(self._families[1], [shapes[at][0] for at in combination])
+                verdicts[combination] = _refusal(self._rules[1], [shapes[at][0] for at in combination])
             if (error := verdicts[combination]) is not None:
                 yield int(row), error
 
-    def _price(self, family: PartFamilies, header: MediaHeader, images: int) -> _Price:
-        expansion = family.expansion(header, images)
+    def _price(self, rules: MediaRules, header: MediaHeader, images: int) -> _Price:
+        expansion = rules.expansion(header, images)
         return _Price(
             tokens=self._encoder.token_count(expansion.pieces),
             media_tokens=expansion.media_tokens,
@@ -208,9 +208,9 @@ class _Pricer:
         )
 
 
-def _refusal(family: PartFamilies, headers: Sequence[MediaHeader]) -> RecordError | None:
+def _refusal(rules: MediaRules, headers: Sequence[MediaHeader]) -> RecordError | None:
     try:
-        family.expansions(headers)
+        rules.expansions(headers)
     except RecordError as error:
         return error
     return None

@@ -41,7 +41,7 @@ class Filters:
     max_images_per_sample: int | None = None
     max_sample_length: int | None = None  # tokens
     limit: int | None = None  # keep this many records, drawn at random
-    eval_size: float | None = None  # records that are held out: a share below 1, or so many
+    eval_size: float | None = None  # records that are held out: a share below 1, or a number of records
     eval_part: bool = False  # keep those instead of the others
 
     def __post_init__(self) -> None:
@@ -199,7 +199,7 @@ def stream_inputs(request: Request) -> dict[str, object]:
     first = next((file for file in data_files(local) if os.path.isfile(file)), None)
     try:
         settings = settings_state(request.settings())
-    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+    except ConfigError:  # no model that we could read; with an encoder of its own a stream needs none
         settings = {"model": request.model}
     return {"request": request.describe(), "settings": settings, "begins": _beginning(first)}
 

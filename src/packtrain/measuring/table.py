@@ -41,7 +41,7 @@ class SourceCodes:
 
 
 class DataFile(NamedTuple):
-    """A file that rows stand in."""
+    """A file that rows are in."""
 
     source: int  # number of its source in the request
     file: str
@@ -110,7 +110,7 @@ class CostTable:
         return {name: found[name] for name in names}
 
     def positions_of(self, file_rows: np.ndarray) -> np.ndarray:
-        """Where rows of the file stand in this table; those that `with_limits` dropped are left out."""
+        """Where rows of the file are in this table; those that `with_limits` dropped are left out."""
         return file_rows if self._rows is None else np.flatnonzero(np.isin(self._rows, file_rows))
 
     @property

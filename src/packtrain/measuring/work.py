@@ -59,7 +59,7 @@ def measurer_for(task: Task) -> Measurer:
 def measure_unit(task: Task, item: WorkItem) -> UnitResult:
     """Measure every entry of one unit."""
     measurer, rows = measurer_for(task), UnitRows()
-    measurer.unread(), measurer.schemas()  # of whatever it has looked at before
+    measurer.forget_names()  # of whatever it has looked at before
     entries = rows.passing(read_unit(task.request.specs, item.unit))
     if item.drawn is None:
         for result in measurer.measure(entries, item.unit.source):
@@ -80,8 +80,8 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
         failed=len(failures),
         without_end=rows.without_end,
         shortened=rows.shortened,
-        unread=measurer.unread(),
-        schemas=measurer.schemas(),
+        unread=measurer.unread.handed_over(),
+        schemas=dict(measurer.schemas),
         reasons=dict(Counter(f"{entry.stage}: {entry.reason}" for entry in failures)),
         costs=to_ipc(rows.costs, COST_SCHEMA),
         media=to_ipc(rows.media, MEDIA_SCHEMA),

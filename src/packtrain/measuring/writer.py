@@ -35,7 +35,7 @@ class WrittenTable:
     unread: Mapping[str, UnreadName]  # the most frequent first
     schemas: Mapping[str, int]  # what records were read as
     content: TableContent
-    files: tuple[DataFile, ...]  # those that rows stand in, numbered as they come
+    files: tuple[DataFile, ...]  # those that rows are in, numbered as they come
     unit_entries: tuple[int, ...]
 
 

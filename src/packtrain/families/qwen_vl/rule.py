@@ -109,7 +109,7 @@ class Qwen2VL(Rule):
         return Expansion(pieces=(run,), patches=patches, max_patches=patches)
 
     def video(self, header: MediaHeader) -> Expansion:
-        """Tokens of all temporal steps in one span, or each behind its time (Qwen3-VL)."""
+        """Tokens of all temporal steps in one span, or each after its time (Qwen3-VL)."""
         height, width = require_video(header, rate=self._needs_rate())
         indices = self._sample(header)
         patch, temporal = int(self._video["patch_size"]), int(self._video["temporal_patch_size"])
@@ -164,7 +164,7 @@ class Qwen2VL(Rule):
         if wanted > total or wanted < 1:
             raise too_few_frames(wanted, total)
         # The processor counts these steps in floats and for some pairs (14 of 17 frames) takes one too many, which
-        # lies behind the last frame; training leaves that one out.
+        # lies after the last frame; training leaves that one out.
         step = total / wanted
         return [int(step * position) for position in range(wanted)]
 
