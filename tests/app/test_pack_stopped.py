@@ -134,7 +134,7 @@ def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
     [
         ("packtrain.app.pack.work_of", "nothing was written", False),
         ("packtrain.packing.plan_builder.PackPlan.load", "the plan was already complete", True),
-        ("packtrain.packing.balance.balance_table", "the same command continues", True),
+        ("packtrain.packing.schedule.balance_table", "the same command continues", True),
     ],
 )
 def test_words_are_true_whenever_it_is_stopped(

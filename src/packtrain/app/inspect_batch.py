@@ -26,7 +26,7 @@ from packtrain.packing.pack_plan import PackPlan
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch
     from packtrain.delivery.encode.encode import SampleEncoder
-    from packtrain.delivery.encode.expected import Expected
+    from packtrain.delivery.encode.encoded_sample import SampleCounts
     from packtrain.records.media import MediaStore
 
 BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
@@ -140,8 +140,7 @@ def inspect_batches(
     _quieten()
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.pack_source import PackSource
-    from packtrain.delivery.encode.reader import RecordReader
-    from packtrain.delivery.encode.row_table import RowTable
+    from packtrain.delivery.encode.row_table import RecordReader, RowTable
     from packtrain.records.shards.data_files import LocalFiles
 
     request = table.request()
@@ -188,7 +187,7 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
 
 
 def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
-    from packtrain.delivery.collate.packed import PackCollator
+    from packtrain.delivery.collate.collators import PackCollator
 
     collator = PackCollator(
         encoder.contract,
@@ -231,7 +230,7 @@ class _Noting:
         self._rule: RecordEncoder | None = None
 
     def encode(
-        self, record: Record, store: MediaStore, *, row: int, expected: Expected | None, start: int, tokens: int
+        self, record: Record, store: MediaStore, *, row: int, expected: SampleCounts | None, start: int, tokens: int
     ) -> EncodedSample:
         """As the encoder itself."""
         expected = replace(expected, headers=self._headers.get(row)) if expected is not None else None
@@ -288,7 +287,7 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
 def _seen(
     plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, attn_implementation: str, texts: _TokenTexts
 ) -> SeenBatch:
-    from packtrain.delivery.collate.packed import offsets_of
+    from packtrain.delivery.collate.collators import offsets_of
 
     info, encoder = batch.info, noting.encoder
     starts = offsets_of(row.samples, plan.config.pack_alignment)

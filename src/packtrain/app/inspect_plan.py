@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
 from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import COSTS, CostTable
-from packtrain.packing.overlong import supervised_in
+from packtrain.packing.cutting import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
 from packtrain.packing.schedule import EMPTY, Balance, Schedule
 from packtrain.runs.read import read_run

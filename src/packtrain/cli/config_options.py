@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from packtrain.config.section import Key
+from packtrain.config.keys import Key
 from packtrain.config.sections import KEYS, MEDIA_LIMITS
 from packtrain.core.errors import ConfigError
 

@@ -19,7 +19,7 @@ from packtrain.cli.terminal import ElapsedColumn, Terminal, errors, output, tabl
 from packtrain.core.numbers import formatted
 
 if TYPE_CHECKING:
-    from packtrain.demo.demo import DemoTraining, RunStanding
+    from packtrain.demo import DemoTraining, RunStanding
     from packtrain.measuring.measurement import MeasureProgress
 
 
@@ -40,7 +40,7 @@ def demo(
     It measures, plans and packs, checks that packing is correct, trains a tiny model packed and padded, and compares
     the two in report.html.
     """
-    from packtrain.demo.demo import run_demo
+    from packtrain.demo import run_demo
 
     bar = MeasureBar(quiet=as_json)
 

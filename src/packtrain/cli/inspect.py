@@ -81,7 +81,7 @@ def inspect(
     Example: packtrain inspect run --step 120 --batch
     """
     from packtrain.app import inspect_plan as looking
-    from packtrain.packing.balance import balance_table
+    from packtrain.packing.schedule import balance_table
 
     if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
         names = "--pack, --sample, --step, --blocked"

@@ -21,9 +21,9 @@ from packtrain.core.numbers import counted
 
 if TYPE_CHECKING:
     from packtrain.app.pack import PackOutcome
-    from packtrain.packing.balance import BalanceLine
     from packtrain.packing.pack_plan import PackPlan
     from packtrain.packing.plan_builder import PackProgress
+    from packtrain.packing.schedule import BalanceLine
 
 _POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
 
@@ -44,9 +44,9 @@ def pack(
     Example: packtrain pack costs --packing-length 16384 --max-images-per-pack 16 --out plan
     """
     from packtrain.app.pack import pack_outcome
-    from packtrain.packing.balance import balance_table
     from packtrain.packing.pack_plan import PLAN
     from packtrain.packing.packing_config import PackingConfig
+    from packtrain.packing.schedule import balance_table
 
     if "packing_length" not in settings:
         raise ConfigError("--packing-length", got="none", expected="a number of tokens, such as 16384")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,10 @@ from packtrain.core.numbers import GIB, gib
 
 if TYPE_CHECKING:
     from packtrain.app.plan import Planned
+    from packtrain.planning.question import Baseline
     from packtrain.planning.study import StudyProgress
     from packtrain.planning.study_values import Reason, Study
+    from packtrain.predicting.values import TrainingSetup
 
 
 def plan(
@@ -197,17 +199,17 @@ def _sweep_table(study: Study) -> Table:
     return sweep
 
 
-def _layers(trained: Mapping[str, Any]) -> str:
+def _layers(trained: TrainingSetup | Baseline) -> str:
     """How layers are taken to run, of a setup or a baseline."""
-    return "torch.compile" if trained["compiled"] else "eager"
+    return "torch.compile" if trained.compiled else "eager"
 
 
 def _padding_table(study: Study) -> Table:
-    name = "your current run first" if study.baseline.get("today") else "default settings first"
+    name = "your current run first" if study.baseline.today else "default settings first"
     columns = ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", "")
     padding = table(f"Without packing, {name}", columns, box=None)
     for run in study.padded:
-        own = f"{study.baseline['attention']}, {_layers(study.baseline)}"
+        own = f"{study.baseline.attention}, {_layers(study.baseline)}"
         padding.add_row(
             "random" if run.order == "random" else "grouped by length",
             own if run.kernels == "own" else "as packed",
@@ -230,7 +232,7 @@ def _worth_showing(study: Study) -> list[Reason]:
         for reason in study.recommendation.reasons
         if reason.baseline != reason.packing.removesuffix(" (follows)")
     ]
-    if study.baseline.get("today"):
+    if study.baseline.today:
         return reasons
     written = {name for values in config.values() for name in values}
     return [reason for reason in reasons if reason.parameter in written]

@@ -18,9 +18,8 @@ from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.core.numbers import counted, gib, memory
 from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
-from packtrain.planning.clock import Clock
+from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes
 from packtrain.planning.memory_report import GPUS_PER_NODE
-from packtrain.planning.passes import FIELDS, PassColumns, pack_passes
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import Gpu, find_gpu
 from packtrain.predicting.host import host_needs

@@ -20,7 +20,7 @@ from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import ResolvedRun, resolve_run, with_template_date
 from packtrain.app.train.resume import changes_note, config_of_run, refuse_changes
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
-from packtrain.config.tile_check import check_tiles, own_limits
+from packtrain.config.setup import check_tiles, own_limits
 from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences

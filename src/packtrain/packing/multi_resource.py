@@ -24,7 +24,7 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.greedy import first_fit
-from packtrain.packing.several_kernels import best_fit, best_fit_by_sum, exchange, shed, spread
+from packtrain.packing.multi_resource_kernels import best_fit, best_fit_by_sum, exchange, shed, spread
 from packtrain.packing.sorted_best_fit import group
 
 Grouped = tuple[np.ndarray, np.ndarray]  # order, offsets

@@ -1,4 +1,4 @@
-"""Advice beside the settings: what a person should know before training with them."""
+"""Advice beside the settings: what to know before training with them, and what to do if it goes wrong."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent
 from packtrain.packing.arrays import binding_resources
 from packtrain.packing.packing_config import LIMITS, PackingConfig
-from packtrain.planning.choice import dropped_share
-from packtrain.planning.intervals import RATES, derive_intervals
-from packtrain.planning.passes import PassColumns
+from packtrain.planning.choice import MOST_DROPPED, dropped_share
+from packtrain.planning.clock import PassColumns
+from packtrain.planning.configs import RATES, derive_intervals
 from packtrain.planning.question import Question
-from packtrain.planning.recommend import Findings, described
-from packtrain.planning.study_values import Simulation
-from packtrain.planning.sweep import KEPT, pack_rows, simulate
+from packtrain.planning.recommend import Findings
+from packtrain.planning.study_values import MemoryReport, Simulation, Trouble
+from packtrain.planning.sweep import KEPT, pack_rows, simulate, step_shape
+from packtrain.predicting.options import CHEAP
 from packtrain.predicting.time import step_time
 
 _VISION_HEAVY = 0.5  # share of the time in the vision encoder from which its limits are the first thing to look at
@@ -69,7 +70,7 @@ def _room(found: Findings) -> list[str]:
     """What fits because of changes is in the verdict."""
     if found.room is None or found.room.enough:
         return []
-    changes = "; ".join(f"{change.setting} {change.before} -> {change.after}" for change in found.changes)
+    changes = "; ".join(f"{change.parameter} {change.baseline} -> {change.packing}" for change in found.changes)
     return [
         f"Nothing that was tried fits {gib(found.question.usable_bytes)} ({changes or 'no option left'}): use "
         "more or larger GPUs, a smaller model, or shorter samples."
@@ -97,7 +98,7 @@ def _overlong(question: Question, config: PackingConfig, one: Simulation, found:
         text += f" A packing_length of {longest:,} would keep every length"
         keeping = [s for s in found.simulations if s.samples_dropped < one.samples_dropped and s.fits]
         nearest = min(keeping, key=lambda s: s.packing_length, default=None)
-        text += f"; {described(nearest)} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
+        text += f"; {nearest.name} fits and leaves out {nearest.samples_dropped:,}." if nearest else "."
     over = tokens > config.packing_length
     cuttable = over & (question.rows.samples["tokens"] - question.rows.tails.tokens <= config.packing_length)
     if config.overlong == "drop" and cuttable.any():
@@ -285,7 +286,7 @@ def _without_checkpointing(found: Findings) -> list[str]:
         return []
     gain = kept.tokens_per_second / found.chosen.tokens_per_second - 1
     return [
-        f"Without gradient checkpointing {described(longest)} would need {gib(kept.memory_bytes)} and reach "
+        f"Without gradient checkpointing {longest.name} would need {gib(kept.memory_bytes)} and reach "
         f"{kept.tokens_per_second:,.0f} real tokens/s ({signed_percent(gain)} against the recommended packing): "
         "worth a trial, with less room for surprises."
     ]
@@ -323,3 +324,77 @@ def _best_padded(found: Findings) -> list[str]:
     if best.order == "by_length":
         text += "; every such batch has samples of about one length"
     return [f"{text}."]
+
+
+_MORE_EPOCHS = 1.5
+_LESS = 0.97  # of the memory: what needs more than this is no way out
+
+
+def trouble(found: Findings, passes: PassColumns, memory: MemoryReport) -> tuple[Trouble, ...]:
+    """What may happen, with what to do about it in this plan."""
+    return (
+        Trouble(sign="Out of memory", action=_out_of_memory(found, memory)),
+        Trouble(sign="The loss jumps or becomes NaN", action=_unstable(found)),
+        Trouble(sign="The loss falls too slowly", action=_slow(found)),
+        Trouble(sign="Fewer samples per second than predicted", action=_waiting(found, passes)),
+    )
+
+
+def _out_of_memory(found: Findings, memory: MemoryReport) -> str:
+    one = found.chosen
+    allowed = max(2 * MOST_DROPPED, 2 * dropped_share(one))
+    shorter = [
+        other
+        for other in found.simulations
+        if other.packing_length < one.packing_length
+        and other.memory_bytes < _LESS * one.memory_bytes
+        and dropped_share(other) <= allowed
+    ]
+    ways = [
+        f"{other.name} needs {gib(other.memory_bytes)} and drops {counted(other.samples_dropped, 'sample')}"
+        for other in sorted(shorter, key=lambda other: -other.memory_bytes)[:2]
+    ]
+    options = [
+        saving
+        for saving in memory.savings
+        if saving.total_after < _LESS * memory.estimate.total and saving.option in CHEAP and saving.seconds
+    ]
+    for saving in sorted(options, key=lambda saving: saving.seconds or 0)[:1]:
+        ways.append(f"{saving.option} ({saving.change}) needs {gib(saving.total_after)}; {saving.cost}")
+    if not ways:
+        return "nothing that was tried needs clearly less: use GPUs with more memory, or a smaller model."
+    return f"the plan counts on {gib(one.memory_bytes)}. Next: {'; '.join(ways)}."
+
+
+def _unstable(found: Findings) -> str:
+    question, one = found.question, found.chosen
+    half = max(1, question.samples_per_step // 2)
+    step = step_shape(half, one.samples_per_pack, question.setup.gpus)
+    rate = question.baseline.learning_rate
+    lower = f"learning_rate {rate:g} -> {rate / 2:g}" if rate is not None else "half the learning_rate"
+    text = f"{lower}, or more warm-up"
+    if found.helps and step.packs < one.packs_per_step:
+        text += f"; then effective_batch_size {half:,} ({counted(step.packs, 'pack')} per step) with the lower rate"
+    return f"{text}. Look at the samples of the step: packtrain inspect RUN --step N."
+
+
+def _slow(found: Findings) -> str:
+    question, one = found.question, found.chosen
+    epochs = max(question.baseline.epochs + 1, round(_MORE_EPOCHS * question.baseline.epochs))
+    run = found.best if not found.helps else one
+    return (
+        f"num_train_epochs {question.baseline.epochs} -> {epochs}: {epochs * run.steps:,} steps, about "
+        f"{duration(epochs * run.seconds)}; stop when the evaluation loss rises."
+    )
+
+
+def _waiting(found: Findings, passes: PassColumns) -> str:
+    question, one = found.question, found.chosen
+    media = int(passes["images"].sum() + passes["frames"].sum())
+    if not media:
+        return "the run's report shows how long it waits for data; if it does, raise dataloader_num_workers."
+    rate = media / one.seconds / question.setup.gpus
+    return (
+        f"every GPU uses {rate:,.1f} images or frames a second at the predicted speed: where the run waits for data, "
+        "raise dataloader_num_workers, or give its workers more cores."
+    )
