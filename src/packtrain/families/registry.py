@@ -13,7 +13,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.user_code import import_named
 from packtrain.core.values import MediaLimits
-from packtrain.families.family import Family, ModuleNames, NoRule, ProcessorSettings, Rule
+from packtrain.families.family import Family, ModuleNames, NoRule, ProcessorSettings, Rule, TextOnly
 from packtrain.families.shape import Config
 
 # Lazy paths, each with the model types (transformers' names) that its FAMILIES describe.
@@ -168,18 +168,12 @@ def _rule_of(settings: ProcessorSettings) -> type[Rule] | None:
     family = find_family(settings.model_type)
     if family is not None and family.rule is not None:
         return family.rule
-    return None if settings.image or settings.video or settings.processor else _text_only()
-
-
-def _text_only() -> type[Rule]:
-    rule = _of(_TEXT)["text"].rule
-    assert rule is not None
-    return rule
+    return None if settings.image or settings.video or settings.processor else TextOnly
 
 
 def is_text_only(settings: ProcessorSettings) -> bool:
     """Does the model take no media at all?"""
-    return _rule_of(settings) is _text_only()
+    return _rule_of(settings) is TextOnly
 
 
 def require_processor_files(settings: ProcessorSettings) -> None:
