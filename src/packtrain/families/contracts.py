@@ -73,7 +73,7 @@ def contract_for(model: ProcessorSettings | Config) -> BatchContract:
 def _longest_together(config: Config) -> int | None:
     """The length from which rotary frequencies follow the longest sample of a row; None where they never do."""
     inner = config.get("text_config")
-    found = []
+    limits = []
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         rope = part.get("rope_parameters") or part.get("rope_scaling")
         if not isinstance(rope, Mapping):
@@ -82,8 +82,8 @@ def _longest_together(config: Config) -> int | None:
         for one in nested or [rope]:
             keys = _ROPE_BY_LENGTH.get(str(one.get("rope_type") or one.get("type")), ())
             lengths = (held.get(key) for key in keys for held in (part, one))
-            found += [length for length in lengths if isinstance(length, int)][:1]
-    return min(found, default=None)
+            limits += [length for length in lengths if isinstance(length, int)][:1]
+    return min(limits, default=None)
 
 
 def _layer_reason(config: Config) -> str | None:

@@ -67,10 +67,10 @@ class RecordEncoder:
 
     def cost(self, record: Record, headers: Sequence[MediaHeader]) -> Priced:
         """The record's cost."""
-        (found,) = self.costs([Sized(record, tuple(headers))])
-        if isinstance(found, RecordError):
-            raise found
-        return found
+        (cost,) = self.costs([Sized(record, tuple(headers))])
+        if isinstance(cost, RecordError):
+            raise cost
+        return cost
 
     def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[Priced | RecordError]:
         """A cost, or an error, for each record; TooManyTokens where the beginning of a text has far more than allowed.
@@ -180,10 +180,10 @@ class RecordEncoder:
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
         layout = self.layouter.rendered(record)
-        found = Supervision((False,) * len(list(record.media())), layout.ended(self.tokenizer), layout.shortened)
+        supervision = Supervision((False,) * len(list(record.media())), layout.ended(self.tokenizer), layout.shortened)
         if layout.supervised is None:
-            return None, found
-        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)), found
+            return None, supervision
+        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)), supervision
 
     def token_count(self, pieces: Sequence[str | Run]) -> int:
         """Tokens of an expansion on its own; differences of two such counts are exact in any context."""

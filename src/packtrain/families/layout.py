@@ -105,14 +105,14 @@ class Layouter:
 
     def _run_tokens(self) -> list[str]:
         """Tokens replaced by embeddings that are not placeholders; no text may hold them either."""
-        found: dict[str, None] = {}
+        tokens: dict[str, None] = {}
         for header in SAMPLE_HEADERS:
             if header.kind in self.rule.placeholders:
                 with contextlib.suppress(RecordError):
                     video = header.kind == "video"
                     expansion = self.rule.video(header) if video else self.rule.image(header, 1)
-                    found |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
-        return [token for token in found if token not in self._kinds]
+                    tokens |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
+        return [token for token in tokens if token not in self._kinds]
 
     def _prepare(self, source: str | None, settings: ProcessorSettings) -> _Chat | None:
         if not source:
@@ -288,7 +288,7 @@ class Layouter:
         spans = dict(zip(told, turns.marked(rendered, list(told.values())), strict=True))
         if self.loss_on == "all":
             left_out = [spans[n] if n in spans else (turns.content(rendered, messages, n),) for n in silent]
-            return _between([span for found in left_out for span in found], len(rendered.text))
+            return _between([span for parts in left_out for span in parts], len(rendered.text))
         wanted = [number for number in spans if number not in silent]
         if self.loss_on == "completion":
             wanted = [number for number in wanted if number == len(record.messages) - 1]
@@ -321,7 +321,7 @@ class Layouter:
 
     def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """The spans less media and what the template writes around them: no model can write a picture."""
-        taken: list[Span] = []
+        cut: list[Span] = []
         for match in self.placeholders.finditer(text):
             if any(start <= match.start() < end for start, end in spans):
                 kind = self._kinds[match.group()]
@@ -331,8 +331,8 @@ class Layouter:
                     raise RecordError(
                         "loss", f"{kind} in an answer that carries loss", "written differently than in a question"
                     )
-                taken.append((start, end))
-        left = _between(taken, len(text))
+                cut.append((start, end))
+        left = _between(cut, len(text))
         return tuple((max(a, c), min(b, d)) for a, b in spans for c, d in left if max(a, c) < min(b, d))
 
     def _around(self, template: ChatTemplate, kind: MediaKind) -> tuple[str, str]:
@@ -344,8 +344,8 @@ class Layouter:
         )
         first = common_length(shown, plain)
         last = len(shown) - common_length(shown[first:][::-1], plain[first:][::-1])
-        before, found, after = shown[first:last].partition(self.placeholder(kind))
-        if not found or shown[:first] + shown[last:] != plain:
+        before, placeholder, after = shown[first:last].partition(self.placeholder(kind))
+        if not placeholder or shown[:first] + shown[last:] != plain:
             raise RecordError(
                 "loss", f"{kind} in an answer that carries loss", "the template writes it in several places"
             )
@@ -363,12 +363,12 @@ class Layouter:
         """Put the expansions in place of the placeholders, each run written once."""
         text, spans = rendered.text, rendered.supervised
         matches = list(self.placeholders.finditer(text))
-        found = [self._kinds[match.group()] for match in matches]
-        if sorted(found) != sorted(kinds) or any(token in text for token in self.reserved[len(self._kinds) :]):
+        shown = [self._kinds[match.group()] for match in matches]
+        if sorted(shown) != sorted(kinds) or any(token in text for token in self.reserved[len(self._kinds) :]):
             raise RecordError(
                 "template",
                 "media placeholders in the text do not match the media",
-                f"{len(found)} in the text, {len(kinds)} media",
+                f"{len(shown)} in the text, {len(kinds)} media",
             )
         if not matches:
             return rendered
@@ -378,7 +378,7 @@ class Layouter:
         runs: list[PlacedRun] = []
         ends, gains = [], [0]  # of the placeholders, and how many characters were gained up to each end
         cursor = length = 0
-        for match, kind in zip(matches, found, strict=True):
+        for match, kind in zip(matches, shown, strict=True):
             pieces.append(text[cursor : match.start()])
             length += match.start() - cursor
             for piece in next(queues[kind]).pieces:

@@ -60,24 +60,24 @@ class MediaRules:
     def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
         """Those of a sample's media. RecordError where the family does not take them together."""
         images = sum([header.kind == "image" for header in headers])
-        found, number = [], 0
+        expansions, number = [], 0
         for header in headers:
             number += header.kind == "image"
-            found.append(self.expansion(header, images, number))
+            expansions.append(self.expansion(header, images, number))
         if len(headers) > 1:
-            self.rule.check_sample(headers, found)
-        return found
+            self.rule.check_sample(headers, expansions)
+        return expansions
 
     def _make(self, kind: MediaKind, limits: PartLimits) -> Rule:
         try:
-            made = load_rule(self._settings, limits.over(self.rule.limits, kind))
+            rule = load_rule(self._settings, limits.over(self.rule.limits, kind))
         except ConfigError as error:
             own = [n.removeprefix("video_") for n in self.rule.limit_names if n in MODALITIES[kind].limits]
             where = error.where.removeprefix("limit ").removeprefix("video_")
             detail = f"{where} of {kind}; {self.rule.name} takes {', '.join(own) or 'none'}"
             raise RecordError("family", _REFUSED, detail) from None
-        assert made is not None, "only known limits change the family's rule"
-        return made
+        assert rule is not None, "only known limits change the family's rule"
+        return rule
 
 
 def with_limits(header: MediaHeader, medium: Media) -> MediaHeader:

@@ -38,10 +38,10 @@ def find_family(model_type: str) -> Family | None:
     if model_type in _registered:
         return _registered[model_type]
     path = next((path for path, served in BUILT_IN.items() if model_type in served), _TEXT)
-    found = _of(path).get(model_type)
-    if found is None and (found := _installed(model_type)) is not None:
-        register_family(found)
-    return found
+    family = _of(path).get(model_type)
+    if family is None and (family := _installed(model_type)) is not None:
+        register_family(family)
+    return family
 
 
 def all_families() -> dict[str, Family]:

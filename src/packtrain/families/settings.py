@@ -143,8 +143,8 @@ def _tool_template(root: Path, tokenizer_config: Config) -> str | None:
     """The template that a tokenizer takes where there are tools; processors take their default one."""
     if (root / "chat_template.jinja").is_file():
         return _read_text(root / "additional_chat_templates" / "tool_use.jinja")
-    found = tokenizer_config.get("chat_template")
-    return None if isinstance(found, str) else _template_of(found, "tool_use")
+    templates = tokenizer_config.get("chat_template")
+    return None if isinstance(templates, str) else _template_of(templates, "tool_use")
 
 
 def _template_of(value: Any, name: str = "default") -> str | None:

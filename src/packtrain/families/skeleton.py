@@ -113,9 +113,9 @@ class Skeletons:
             return known
         if len(self._known) >= _MOST_SHAPES:
             self._known.clear()
-        found = self._find(record) if known >= self.patience else None
-        self._known[shape] = found if known >= self.patience else known + 1
-        return found
+        learned = self._find(record) if known >= self.patience else None
+        self._known[shape] = learned if known >= self.patience else known + 1
+        return learned
 
     def _reserved_in(self, text: str) -> bool:
         """Does it hold a token of a medium?"""
@@ -177,8 +177,8 @@ def _cut(rendered: Layout, trims: Sequence[bool]) -> Skeleton | None:
 
 def _place(bounds: list[tuple[int, int]], position: int, which: int) -> Place | None:
     """The first or last literal that a position touches."""
-    found = [(at, position - start) for at, (start, end) in enumerate(bounds) if start <= position <= end]
-    return found[which] if found else None
+    places = [(at, position - start) for at, (start, end) in enumerate(bounds) if start <= position <= end]
+    return places[which] if places else None
 
 
 def with_texts(record: Record, texts: Sequence[str]) -> Record:
@@ -199,9 +199,9 @@ class _Opaque(Watched):
     _looks: tuple[set[str], ...]  # of every text that it is made of
 
     def __new__(cls, text: str, looks: tuple[set[str], ...]) -> _Opaque:
-        made = super().__new__(cls, text)
-        made._looks = looks
-        return made
+        marker = super().__new__(cls, text)
+        marker._looks = looks
+        return marker
 
     def __str__(self) -> str:
         return self
@@ -224,8 +224,8 @@ def _noting(name: str) -> Any:
     def method(self: _Opaque, *args: Any, **kwargs: Any) -> Any:
         for looked in self._looks:
             looked.add(name if not kwargs and args in ((), (None,)) else f"{name} with arguments")
-        found = plain(self, *args, **kwargs)
-        return _Opaque(found, self._looks) if name == "strip" else found
+        result = plain(self, *args, **kwargs)
+        return _Opaque(result, self._looks) if name == "strip" else result
 
     return method
 

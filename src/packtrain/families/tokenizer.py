@@ -170,11 +170,11 @@ class Counts:
 
 def last_runs(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The runs of the last `count` tokens."""
-    skipped, found = sum(lengths) - count, Runs()
+    skipped, runs = sum(lengths) - count, Runs()
     for number, length in enumerate(lengths):
-        found.add(length - min(skipped, length), loss=number % 2 == 1)
+        runs.add(length - min(skipped, length), loss=number % 2 == 1)
         skipped -= min(skipped, length)
-    return found.lengths()
+    return runs.lengths()
 
 
 def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
@@ -195,14 +195,14 @@ def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
 
 def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, after: int = 0) -> list[Span]:
     """The tokens that cover a character of any of these spans, in order; those before token `after` never do."""
-    found = []
+    tokens = []
     for start, end in spans:
         first, count = covered_tokens(encoding, start, end)
         first, stop = max(first, after), first + count  # a token may reach from one span into the next
         if first < stop:
-            found.append((first, stop))
+            tokens.append((first, stop))
             after = stop
-    return found
+    return tokens
 
 
 def tokens_after(encoding: Encoding, at: int) -> int:

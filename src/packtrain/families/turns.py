@@ -120,13 +120,13 @@ class TurnFinder:
     def _lead(self, messages: Messages, turn: int) -> str | None:
         """What stands before an answer, told by another one in its place that makes the same calls."""
         another = self._message("assistant", _ANOTHER)
-        found = None
+        lead = None
         if calls := messages[turn].get("tool_calls"):
             another["tool_calls"] = calls
-            found = self._before([*messages[:turn], another, *messages[turn + 1 :]])
+            lead = self._before([*messages[:turn], another, *messages[turn + 1 :]])
             first = {**calls[0], "function": {**calls[0]["function"], "name": _ANOTHER}}
             another = {**self._message("assistant", ""), "tool_calls": [first, *calls[1:]]}
-        return found or self._before([*messages[:turn], another, *messages[turn + 1 :]])
+        return lead or self._before([*messages[:turn], another, *messages[turn + 1 :]])
 
     # ---- where it ends
 
@@ -234,12 +234,12 @@ class TurnFinder:
 
     def _whole(self, text: str, end: int) -> int:
         """The end of the last piece that ends there or before."""
-        found = 0
+        whole = 0
         for piece in self._piece.finditer(text):
             if piece.end() > end:
                 break
-            found = piece.end()
-        return found
+            whole = piece.end()
+        return whole
 
     # ---- the template
 
@@ -275,8 +275,8 @@ class TurnFinder:
             return header
         # Templates that want roles to alternate: what stands before the first question, too.
         cut = len(history) - common_length(history[::-1], beginning[::-1])
-        found = (piece.start() for piece in self._piece.finditer(history) if piece.start() >= cut > 0)
-        return history[next(found, len(history)) :]
+        starts = (piece.start() for piece in self._piece.finditer(history) if piece.start() >= cut > 0)
+        return history[next(starts, len(history)) :]
 
 
 def common_length(a: str, b: str) -> int:

@@ -138,32 +138,32 @@ class Content:
 
     def summary(self) -> TableContent:
         """One hash of what was added."""
-        columns = {name: found.hexdigest() for name, found in self._hashes.items()}
+        columns = {name: hashed.hexdigest() for name, hashed in self._hashes.items()}
         return TableContent(digest=digest(columns), unchecked=self._unchecked)
 
     def _take(self, name: str, column: pa.Array) -> None:
         if not len(column):  # nor has it a hash: whether empty pieces came must not be seen
             return
-        found = self._hashes.setdefault(name, hashlib.sha256())
+        hashed = self._hashes.setdefault(name, hashlib.sha256())
         if pa.types.is_string(column.type):
             offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
             self._hashes.setdefault(f"{name} lengths", hashlib.sha256()).update(np.diff(offsets).tobytes())
             text = column.buffers()[2]
-            found.update(memoryview(text)[int(offsets[0]) : int(offsets[-1])] if text is not None else b"")
+            hashed.update(memoryview(text)[int(offsets[0]) : int(offsets[-1])] if text is not None else b"")
             return
         values = column.to_numpy(zero_copy_only=False)
-        found.update(np.ascontiguousarray(values).tobytes())
+        hashed.update(np.ascontiguousarray(values).tobytes())
 
 
 def content_of(costs: Path, media: Path) -> TableContent:
     """The content of a table's files, row group by row group."""
-    found = Content()
-    rows, seen = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
+    content = Content()
+    rows, headers = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
     for number in range(rows.num_row_groups):
-        found.add(rows.read_row_group(number), MEDIA_SCHEMA.empty_table())
-    for number in range(seen.num_row_groups):
-        found.add(COST_SCHEMA.empty_table(), seen.read_row_group(number))
-    return found.summary()
+        content.add(rows.read_row_group(number), MEDIA_SCHEMA.empty_table())
+    for number in range(headers.num_row_groups):
+        content.add(COST_SCHEMA.empty_table(), headers.read_row_group(number))
+    return content.summary()
 
 
 def identity_of(summary: MeasureSummary) -> dict[str, Any]:

@@ -136,5 +136,5 @@ def _differing(task: Task, table: CostTable, number: int) -> list[str]:
 
 def _rows(table: CostTable, source: str, origins: Collection[str]) -> list[dict[str, Any]]:
     wanted = (pc.field("source") == source) & pc.field("origin").isin(list(origins))
-    found = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *COST_FIELDS], filters=wanted)
-    return found.to_pylist()  # type: ignore[no-any-return]
+    rows = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *COST_FIELDS], filters=wanted)
+    return rows.to_pylist()  # type: ignore[no-any-return]

@@ -113,8 +113,8 @@ class _Hands:
 
     def held(self) -> dict[int, int]:
         """The number of the item that each process had last."""
-        found = list(self.pairs)
-        return dict(zip(found[::2], found[1::2], strict=True))
+        pairs = list(self.pairs)
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 _mine: list[tuple[_Hands, int]] = []  # of this worker process

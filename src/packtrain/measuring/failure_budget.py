@@ -166,14 +166,14 @@ class FailureJudge:
 
     def _first_of(self, unit: UnitResult) -> dict[str, str]:
         """The first record of each reason; no more lines are read than that takes."""
-        found: dict[str, str] = {}
+        examples: dict[str, str] = {}
         if not unit.failed:
-            return found
+            return examples
         for line in unit.ledger.splitlines():
             entry: dict[str, object] = json.loads(line)
             reason = f"{entry['stage']}: {entry['reason']}"
-            if not entry["filtered"] and reason not in found:
-                found[reason] = self._remedies.example(reason, entry, unit.source)
-            if len(found) == len(unit.reasons):
+            if not entry["filtered"] and reason not in examples:
+                examples[reason] = self._remedies.example(reason, entry, unit.source)
+            if len(examples) == len(unit.reasons):
                 break
-        return found
+        return examples

@@ -285,10 +285,10 @@ def _nothing_left(counts: EntryCounts, remedies: Remedies, paths: Sequence[str])
 
 def _versions() -> dict[str, str]:
     names = ("packtrain", "numpy", "pyarrow", "tokenizers", "jinja2", "pillow", "av", "transformers", "torch")
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

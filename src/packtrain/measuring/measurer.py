@@ -127,25 +127,25 @@ class Measurer(Converter):
         batch: list[Sized | LedgerEntry] = []
         held = characters = 0
         for entry in entries:
-            found = self._size(entry, source)
-            batch.append(found)
-            if isinstance(found, Sized):
-                held += sum([len(medium.ref.data) for medium in found.record.media() if medium.ref.data is not None])
-                characters += _characters(found.record)
+            item = self._size(entry, source)
+            batch.append(item)
+            if isinstance(item, Sized):
+                held += sum([len(medium.ref.data) for medium in item.record.media() if medium.ref.data is not None])
+                characters += _characters(item.record)
             if len(batch) >= self.batch or held >= self.batch_bytes or characters >= self.batch_characters:
                 yield from self._price(batch, source)
                 batch, held, characters = [], 0, 0
         yield from self._price(batch, source)
 
     def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
-        good = [found for found in batch if isinstance(found, Sized)]
+        good = [item for item in batch if isinstance(item, Sized)]
         prices = iter(self._rule.price(good, self.store(source)))
-        for found in batch:
-            if not isinstance(found, Sized):
-                yield found
+        for item in batch:
+            if not isinstance(item, Sized):
+                yield item
                 continue
             price = next(prices)
-            record = found.record
+            record = item.record
             too_long = self._filters.max_sample_length
             if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
                 price = Filtered(TOO_LONG, f"{price[0].tokens} tokens")
@@ -159,7 +159,7 @@ class Measurer(Converter):
                 origin=record.origin,
                 source=record.source,
                 cost=price[0],
-                media=found.headers,
+                media=item.headers,
                 supervision=price[1],
             )
 
@@ -219,6 +219,6 @@ def _check_duration(header: MediaHeader, filters: Filters) -> None:
 def _id_of(entry: Entry) -> str:
     """The best name for an entry that never became a record."""
     value = entry.value or {}
-    found = next((value[name] for name in ID_COLUMNS if name in value), None)
-    usable = isinstance(found, (str, int)) and not isinstance(found, bool) and found != ""
-    return str(found).encode("utf-8", "backslashreplace").decode() if usable else entry.origin
+    named = next((value[name] for name in ID_COLUMNS if name in value), None)
+    usable = isinstance(named, (str, int)) and not isinstance(named, bool) and named != ""
+    return str(named).encode("utf-8", "backslashreplace").decode() if usable else entry.origin

@@ -136,8 +136,8 @@ def _shapes(media: dict[str, np.ndarray], num_rows: int) -> tuple[list[tuple[Med
 
 
 def _header(shape: tuple[Any, ...]) -> MediaHeader:
-    said = dict(zip(_SHAPE, shape, strict=False))
-    return MediaHeader(**{**said, "limits": PartLimits.of(said["limits"])})
+    header = dict(zip(_SHAPE, shape, strict=False))
+    return MediaHeader(**{**header, "limits": PartLimits.of(header["limits"])})
 
 
 def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, ...]:

@@ -145,7 +145,7 @@ class Request:
         shares = mixture or {}
         filters, schema = plain["filters"], plain["schema"]
         schema = schema if places.formatting_func is None else {**schema, "formatting_func": places.formatting_func}
-        found = (
+        specs = (
             {**spec, "path": place.path, "media_root": place.media_root, **shares.get(spec["name"], {})}
             for spec, place in zip(plain["specs"], places.sources, strict=True)
         )
@@ -154,7 +154,7 @@ class Request:
                 **plain,
                 "model": places.model,
                 "tokenizer": places.tokenizer,
-                "specs": tuple(SourceSpec(**spec) for spec in found),
+                "specs": tuple(SourceSpec(**spec) for spec in specs),
                 "limits": MediaLimits(**plain["limits"]),
                 "schema": SchemaOptions(**schema),
                 "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),
@@ -187,7 +187,7 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
         "date": None,  # the request has it, where the chat template writes one
         "formatting_func": digest(formatting) if formatting is not None else None,
         "data": _data_state(named_files(request.specs), content=content_hash),
-        "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},
+        "revisions": {spec.name: revision for spec in request.specs if (revision := hub_revision(spec)) is not None},
         "transformers": metadata.version("transformers") if by_processor else None,
     }
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back

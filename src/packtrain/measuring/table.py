@@ -103,11 +103,11 @@ class CostTable:
     def rows(self, names: Sequence[str], positions: np.ndarray) -> dict[str, np.ndarray]:
         """Some columns of some rows, given by increasing position; only the row groups that hold them are read."""
         fresh = [name for name in names if name not in self._columns]
-        found = {name: self._columns[name][positions] for name in names if name in self._columns}
+        columns = {name: self._columns[name][positions] for name in names if name in self._columns}
         if fresh:
             read = _take(self.folder / COSTS, fresh, positions if self._rows is None else self._rows[positions])
-            found |= {name: np.asarray(read[name].to_numpy()) for name in fresh}
-        return {name: found[name] for name in names}
+            columns |= {name: np.asarray(read[name].to_numpy()) for name in fresh}
+        return {name: columns[name] for name in names}
 
     def positions_of(self, file_rows: np.ndarray) -> np.ndarray:
         """Where rows of the file are in this table; those that `with_limits` dropped are left out."""
@@ -268,15 +268,15 @@ def _whole(path: Path) -> Iterator[None]:
 def _check_columns(path: Path, schema: pa.Schema) -> int:
     """Refuse other columns and other types; the number of rows otherwise."""
     with _whole(path), pq.ParquetFile(path) as file:
-        found, footer = file.schema_arrow, file.metadata
-    if found.names != schema.names:
+        columns, footer = file.schema_arrow, file.metadata
+    if columns.names != schema.names:
         raise ArtifactError(
-            str(path), got=", ".join(found.names), expected=", ".join(schema.names), fix="measure again"
+            str(path), got=", ".join(columns.names), expected=", ".join(schema.names), fix="measure again"
         )
     for name in _missing(footer) if schema is COST_SCHEMA else ():
         raise ArtifactError(str(path), got=f"rows without {name}", expected="a value in every row", fix="measure again")
     for field in schema:
-        kind = found.field(field.name).type
+        kind = columns.field(field.name).type
         if kind != field.type:
             got, expected = f"{field.name} as {kind}", f"{field.name} as {field.type}"
             raise ArtifactError(str(path), got=got, expected=expected, fix="measure again")

@@ -132,7 +132,7 @@ def _drawn(request: Request) -> tuple[Iterator[WorkItem], int]:
 
 def _of_sources(request: Request, sources: np.ndarray) -> np.ndarray:
     """The records that the sources are to give, of those whose `sources` these are."""
-    found = np.ones(len(sources), bool)
+    kept = np.ones(len(sources), bool)
     for number, spec in enumerate(request.specs):
         records = np.flatnonzero(sources == number)
         if spec.max_samples is None or not len(records):
@@ -144,9 +144,9 @@ def _of_sources(request: Request, sources: np.ndarray) -> np.ndarray:
                 expected="at most the number of records",
                 fix=f"repeats: {spec.max_samples / len(records):.6g} uses records more than once",
             )
-        found[records] = False
-        found[stream(request.seed, "source", spec.name).choice(records, spec.max_samples, replace=False)] = True
-    return np.flatnonzero(found)
+        kept[records] = False
+        kept[stream(request.seed, "source", spec.name).choice(records, spec.max_samples, replace=False)] = True
+    return np.flatnonzero(kept)
 
 
 def _parts(request: Request, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
