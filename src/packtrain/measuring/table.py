@@ -50,13 +50,20 @@ class DataFile(NamedTuple):
 class CostTable:
     """Costs of a measured dataset. Columns are read when they are asked for."""
 
-    def __init__(self, folder: Path, summary: MeasureSummary) -> None:
-        self.folder = folder
-        self.summary = summary
-        self._columns: dict[str, np.ndarray] = {}
-        self._rows: np.ndarray | None = None  # positions kept of the file's rows; None keeps all
-        self._limits = MediaLimits()  # what `with_limits` has changed so far
-        self.dropped: Mapping[int, str] = {}  # index -> reason, of rows that `with_limits` and `filtered` leave out
+    def __init__(
+        self,
+        folder: Path,
+        summary: MeasureSummary,
+        *,
+        columns: Mapping[str, np.ndarray] | None = None,  # those that are not as in the file
+        rows: np.ndarray | None = None,  # positions kept of the file's rows; None keeps all
+        limits: MediaLimits | None = None,
+        dropped: Mapping[int, str] | None = None,
+    ) -> None:
+        self.folder, self.summary = folder, summary
+        self._columns, self._rows = columns or {}, rows
+        self.limits = limits or MediaLimits()  # what `with_limits` has set on top of those measured with
+        self.dropped = dropped or {}  # index -> reason, of rows that `with_limits` and `filtered` leave out
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -142,12 +149,7 @@ class CostTable:
 
         described, mixture = self.summary.inputs["request"], self.summary.mixture
         measured = Request.from_description(described, self.places, mixture)
-        return replace(measured, limits=self._limits.over(measured.limits))
-
-    @property
-    def limits(self) -> MediaLimits:
-        """The media limits that `with_limits` has set on top of those measured with."""
-        return self._limits
+        return replace(measured, limits=self.limits.over(measured.limits))
 
     def source_codes(self) -> SourceCodes:
         """The source column as names and integers."""
@@ -189,11 +191,9 @@ class CostTable:
             max_frames=max_frames,
         )
         # Always from what was measured: the limits of an earlier call are applied again together with these.
-        limits = limits.over(self._limits)
+        limits = limits.over(self.limits)
         columns, rows, dropped = relimit(CostTable(self.folder, self.summary), limits)
-        table = CostTable(self.folder, self.summary)
-        table._columns, table._rows, table._limits, table.dropped = columns, rows, limits, dropped
-        return table
+        return CostTable(self.folder, self.summary, columns=columns, rows=rows, limits=limits, dropped=dropped)
 
     def largest_image(self) -> int | None:
         """Patches of the largest image, all its tiles together; None where they cannot be told from headers."""
@@ -212,11 +212,9 @@ class CostTable:
             above = keep & (self.column(column) > most) if most is not None else np.zeros(len(self), bool)
             dropped |= {int(one): f"filter: {reason}" for one in index[above]}
             keep &= ~above
-        table = CostTable(self.folder, self.summary)
-        table._columns = {name: values[keep] for name, values in self._columns.items()}
-        table._rows = (np.arange(len(self)) if self._rows is None else self._rows)[keep]
-        table._limits, table.dropped = self._limits, dropped
-        return table
+        columns = {name: values[keep] for name, values in self._columns.items()}
+        rows = (np.arange(len(self)) if self._rows is None else self._rows)[keep]
+        return CostTable(self.folder, self.summary, columns=columns, rows=rows, limits=self.limits, dropped=dropped)
 
 
 def read_summary(folder: Path) -> MeasureSummary:
