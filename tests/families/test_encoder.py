@@ -15,7 +15,8 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.families import tiny
-from packtrain.families.encoder import LossOn, RecordEncoder
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.layout import LossOn
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 

@@ -18,7 +18,6 @@ from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_b
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-__all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
 
 Priced = tuple[Cost, Supervision]
 

@@ -17,8 +17,8 @@ from packtrain.core.fingerprint import digest, files_state
 from packtrain.core.user_code import without_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.chat_template import check_date, date_for
-from packtrain.families.encoder import LossOn
 from packtrain.families.family import ProcessorSettings
+from packtrain.families.layout import LossOn
 from packtrain.families.registry import family_code, load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.measure_summary import Places, SourcePlace
