@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.fingerprint import digest
 from packtrain.core.values import Cost, LedgerEntry, Measured
-from packtrain.measuring.measure_summary import MeasureSummary, TableContent
+from packtrain.measuring.measure_summary import Json, MeasureSummary, TableContent
 from packtrain.records.source import Entry
 
 COST_SCHEMA = pa.schema(
@@ -166,7 +166,7 @@ def content_of(costs: Path, media: Path) -> TableContent:
     return content.summary()
 
 
-def identity_of(summary: MeasureSummary) -> dict[str, Any]:
+def identity_of(summary: MeasureSummary) -> Json:
     """What was measured, and how: the inputs of a table without where its media lay and when its files were written.
 
     Rows carry a checksum of their text, so that their hash stands for the data. Where some do not, as rows that
@@ -174,7 +174,7 @@ def identity_of(summary: MeasureSummary) -> dict[str, Any]:
     """
     inputs, content = summary.inputs, summary.content
     if content is None:
-        return dict(inputs)
+        return inputs
     request, data = inputs["request"], inputs["data"]
     specs = [{name: value for name, value in spec.items() if name != "media_root"} for spec in request["specs"]]
     if not content.unchecked:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from packtrain.core.artifacts import lock, open_own, room_for
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
+from packtrain.measuring.measure_summary import Json
 from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 6
@@ -62,7 +63,7 @@ class Journal:
         self._synced = time.monotonic()
 
     @classmethod
-    def open(cls, path: Path, inputs: dict[str, object]) -> tuple[Journal, list[str]]:
+    def open(cls, path: Path, inputs: Json) -> tuple[Journal, list[str]]:
         """The journal at `path`, and why an existing one could not be continued (empty if it could)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = cls(path, os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT), "r+b"))
@@ -125,7 +126,7 @@ class Journal:
         self._stream.close()
         self._path.unlink(missing_ok=True)
 
-    def _note(self, head: dict[str, Any], offset: int) -> None:
+    def _note(self, head: Json, offset: int) -> None:
         self._offsets[head["number"]] = offset
         if spoils_file(head["reasons"]):
             self.spoilt.add((head["source"], head["file"]))
@@ -174,7 +175,7 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         ) from None
 
 
-def _why_stale(line: bytes, inputs: dict[str, object]) -> list[str]:
+def _why_stale(line: bytes, inputs: Json) -> list[str]:
     try:
         if not line.endswith(b"\n"):
             raise ValueError("cut off")

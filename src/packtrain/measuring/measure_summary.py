@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from packtrain.measuring.table import CostTable
 
 
+Json = Mapping[str, Any]  # an object of a JSON file: what is not a value of ours, and is compared or hashed whole
+UserConfig = Mapping[str, Json]  # the user's config, by section
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourcePlace:
     """Where one source is."""
@@ -43,7 +47,7 @@ class Places:
     formatting_func: str | None = None
     sources: tuple[SourcePlace, ...] = ()
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Json:
         """For a JSON file."""
         return {**asdict(self), "sources": [asdict(source) for source in self.sources]}
 
@@ -107,10 +111,10 @@ class TableContent:
 class MeasureSummary:
     """Everything that measure.json says."""
 
-    inputs: Mapping[str, Any]  # JSON: only compared, hashed, and read by the properties below
+    inputs: Json  # only compared, hashed, and read by the properties below
     places: Places = field(default_factory=Places)
     mixture: Mapping[str, Mapping[str, float | None]] | None = None
-    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's config, by section
+    told: UserConfig = field(default_factory=dict)
     counts: EntryCounts
     unread: Mapping[str, UnreadName] = field(default_factory=dict)
     schemas: Mapping[str, int] = field(default_factory=dict)  # what records were read as
@@ -125,10 +129,9 @@ class MeasureSummary:
     sums: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)  # size and checksum of each file
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Json:
         """The processor's settings that it was measured with, as `settings_state` gives them."""
-        found: Mapping[str, Any] = self.inputs.get("settings", {})
-        return found
+        return self.inputs.get("settings", {})  # type: ignore[no-any-return]
 
     @property
     def model_type(self) -> str | None:
@@ -136,10 +139,9 @@ class MeasureSummary:
         return self.settings.get("model_type")
 
     @property
-    def data(self) -> Mapping[str, Any]:
+    def data(self) -> Json:
         """What identifies each data file."""
-        found: Mapping[str, Any] = self.inputs["data"]
-        return found
+        return self.inputs["data"]  # type: ignore[no-any-return]
 
     @property
     def limits(self) -> MediaLimits:
@@ -149,10 +151,9 @@ class MeasureSummary:
     @property
     def max_sample_length(self) -> int | None:
         """The filter by length that it was measured with."""
-        found: int | None = self.inputs["request"]["filters"]["max_sample_length"]
-        return found
+        return self.inputs["request"]["filters"]["max_sample_length"]  # type: ignore[no-any-return]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The content of measure.json."""
         return asdict(self)
 

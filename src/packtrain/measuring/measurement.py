@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packtrain.core.artifacts import remove_leftovers
 from packtrain.core.checksums import sums_of
@@ -20,7 +19,15 @@ from packtrain.measuring.drift import Reference, check_drift, others_there
 from packtrain.measuring.engines import Engine
 from packtrain.measuring.failure_budget import FailureBudget, FailureJudge, Remedies, remedies_of
 from packtrain.measuring.journal import Journal, UnitResult
-from packtrain.measuring.measure_summary import DriftCheck, EntryCounts, MeasureSummary, count_copies, table_statistics
+from packtrain.measuring.measure_summary import (
+    DriftCheck,
+    EntryCounts,
+    Json,
+    MeasureSummary,
+    UserConfig,
+    count_copies,
+    table_statistics,
+)
 from packtrain.measuring.request import measure_inputs
 from packtrain.measuring.table import (
     COSTS,
@@ -37,7 +44,7 @@ from packtrain.measuring.writer import write_ledger, write_table
 
 _OURS = (COSTS, MEDIA, LEDGER, SUMMARY)
 _NAMED = 5  # settings that have changed
-_NOTHING: Mapping[str, Any] = {}
+_NOTHING: UserConfig = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +100,7 @@ def run_measurement(
     reference: Callable[[], Reference | str],
     report: Callable[[MeasureProgress], None],
     *,
-    told: Mapping[str, Any] = _NOTHING,
+    told: UserConfig = _NOTHING,
     again: bool = True,
 ) -> MeasureOutcome:
     """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none.
@@ -183,7 +190,7 @@ def _refuse_others(out: Path) -> None:
 
 
 def _finished_before(
-    out: Path, inputs: dict[str, Any], task: Task, told: Mapping[str, Any] | None
+    out: Path, inputs: Json, task: Task, told: UserConfig | None
 ) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 

@@ -21,7 +21,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, PathError, nearest
 from packtrain.core.numbers import counted
 from packtrain.core.values import MediaLimits
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.measure_summary import MeasureSummary, Places
+from packtrain.measuring.measure_summary import MeasureSummary, Places, UserConfig
 
 if TYPE_CHECKING:
     from packtrain.measuring.request import Request
@@ -129,7 +129,7 @@ class CostTable:
         return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary.files)
 
     @property
-    def told(self) -> Mapping[str, Mapping[str, Any]]:
+    def told(self) -> UserConfig:
         """The settings that it was measured with, as a config says them, by section."""
         return self.summary.told
 

@@ -68,11 +68,11 @@ def write_table(out: Path, journal: Journal) -> WrittenTable:
                 known = unread.get(name, UnreadName(records=0, example=example))
                 unread[name] = replace(known, records=known.records + records)
             for line in filter(None, unit.ledger.decode().split("\n")):
-                entry = json.loads(line)
+                entry = LedgerEntry(**json.loads(line))
                 totals["ledger"] += 1
-                totals["filtered"] += entry["filtered"]
-                totals["cut_short"] += loses_more(entry["stage"], entry["reason"])
-                reasons[f"{entry['stage']}: {entry['reason']}"] += 1
+                totals["filtered"] += entry.filtered
+                totals["cut_short"] += loses_more(entry.stage, entry.reason)
+                reasons[f"{entry.stage}: {entry.reason}"] += 1
         if totals["entries"] != totals["rows"] + totals["ledger"]:  # something was lost: nothing is moved to its place
             got = f"{totals['rows']} rows + {totals['ledger']} ledger lines"
             raise ArtifactError("ledger", got=got, expected=f"{totals['entries']} entries read")
