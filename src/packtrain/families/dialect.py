@@ -10,7 +10,7 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Variables
 from packtrain.families.chat_template import ChatMessage, ChatTemplate, Messages
 
-Content = str | list[ChatMessage]
+MessageContent = str | list[ChatMessage]
 # Under which of these a template looks for reasoning differs; transformers, too, hands it over under several.
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _WORDS = {"tools": "qzdefined", "tool calls": "qzvalue", "a tool's answer": "qzresult"}
@@ -54,7 +54,7 @@ class Dialect:
             if name not in self.variables:
                 raise RecordError("template", "the chat template has no such variable", f"chat_template_kwargs: {name}")
 
-    def written(self, message: Message, content: Content) -> ChatMessage:
+    def written(self, message: Message, content: MessageContent) -> ChatMessage:
         """A message as the template takes it."""
         written: ChatMessage = {"role": message.role, "content": content}
         if self.plain_answers and message.role == "tool" and not isinstance(content, str):
@@ -93,7 +93,7 @@ def template_variables(variables: Variables | None) -> ChatMessage:
 def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
     """The dialect of a template."""
 
-    def content(text: str) -> Content:
+    def content(text: str) -> MessageContent:
         return text if string_content else [{"type": "text", "text": text}]
 
     asked: ChatMessage = {"role": "user", "content": content("qzasked")}
@@ -156,13 +156,13 @@ def _tried(template: ChatTemplate, messages: Messages) -> str:
         return ""
 
 
-def _parts(content: Content) -> list[dict[str, str]]:
+def _parts(content: MessageContent) -> list[dict[str, str]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return content
 
 
-def _begun(content: Content, beginning: str) -> Content:
+def _begun(content: MessageContent, beginning: str) -> MessageContent:
     if isinstance(content, str):
         return beginning + content
     if content and content[0]["type"] == "text":

@@ -117,7 +117,7 @@ def _added_token(value: Any) -> AddedToken:
     )
 
 
-Span = tuple[int, int]  # its first token, and the one after its last
+TokenSpan = tuple[int, int]  # its first token, and the one after its last
 
 
 class Runs:
@@ -135,7 +135,7 @@ class Runs:
         else:
             self._lengths.append(count)
 
-    def add_text(self, count: int, spans: Iterable[Span], begin: int = 0) -> None:
+    def add_text(self, count: int, spans: Iterable[TokenSpan], begin: int = 0) -> None:
         """The tokens of a text from `begin` to `count`; those inside the spans, which are in order, carry loss."""
         for first, end in spans:
             first = max(first, begin)
@@ -193,7 +193,7 @@ def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, after: int = 0) -> list[Span]:
+def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, after: int = 0) -> list[TokenSpan]:
     """The tokens that cover a character of any of these spans, in order; those before token `after` never do."""
     tokens = []
     for start, end in spans:

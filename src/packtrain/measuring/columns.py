@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.fingerprint import digest
 from packtrain.core.values import Cost, LedgerEntry, Measured
-from packtrain.measuring.measure_summary import Json, MeasureSummary, TableContent
+from packtrain.measuring.measure_summary import JsonObject, MeasureSummary, TableContent
 from packtrain.records.source import Entry
 
 COST_SCHEMA = pa.schema(
@@ -121,7 +121,7 @@ def shifted(table: pa.Table, column: str, base: int) -> pa.Table:
 _UNCHECKED = 0  # the check of a row that was made by `load_dataset`, which has none
 
 
-class Content:
+class ContentHash:
     """Takes the rows of a table piece by piece. Every column has a hash of its own, so that pieces leave no trace."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Content:
 
 def content_of(costs: Path, media: Path) -> TableContent:
     """The content of a table's files, row group by row group."""
-    content = Content()
+    content = ContentHash()
     rows, headers = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
     for number in range(rows.num_row_groups):
         content.add(rows.read_row_group(number), MEDIA_SCHEMA.empty_table())
@@ -166,7 +166,7 @@ def content_of(costs: Path, media: Path) -> TableContent:
     return content.summary()
 
 
-def identity_of(summary: MeasureSummary) -> Json:
+def identity_of(summary: MeasureSummary) -> JsonObject:
     """What was measured, and how: the inputs of a table without where its media lay and when its files were written.
 
     Rows carry a checksum of their text, so that their hash stands for the data. Where some do not, as rows that

@@ -14,7 +14,7 @@ from packtrain.core.errors import DriftError, PacktrainError, RecordError
 from packtrain.core.seeds import stream
 from packtrain.core.values import Measured, Record
 from packtrain.measuring.columns import COST_FIELDS
-from packtrain.measuring.measure_summary import Json
+from packtrain.measuring.measure_summary import JsonObject
 from packtrain.measuring.measurer import Measurer
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.measuring.work import Task, measurer_for
@@ -135,7 +135,7 @@ def _differing(task: Task, table: CostTable, number: int) -> list[str]:
     return []
 
 
-def _rows(table: CostTable, source: str, origins: Collection[str]) -> list[Json]:
+def _rows(table: CostTable, source: str, origins: Collection[str]) -> list[JsonObject]:
     wanted = (pc.field("source") == source) & pc.field("origin").isin(list(origins))
     rows = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *COST_FIELDS], filters=wanted)
     return rows.to_pylist()  # type: ignore[no-any-return]

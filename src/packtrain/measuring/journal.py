@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from packtrain.core.artifacts import lock, open_own, room_for
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
-from packtrain.measuring.measure_summary import Json
+from packtrain.measuring.measure_summary import JsonObject
 from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 6
@@ -63,7 +63,7 @@ class Journal:
         self._synced = time.monotonic()
 
     @classmethod
-    def open(cls, path: Path, inputs: Json) -> tuple[Journal, list[str]]:
+    def open(cls, path: Path, inputs: JsonObject) -> tuple[Journal, list[str]]:
         """The journal at `path`, and why an existing one could not be continued (empty if it could)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = cls(path, os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT), "r+b"))
@@ -126,7 +126,7 @@ class Journal:
         self._stream.close()
         self._path.unlink(missing_ok=True)
 
-    def _note(self, head: Json, offset: int) -> None:
+    def _note(self, head: JsonObject, offset: int) -> None:
         self._offsets[head["number"]] = offset
         if spoils_file(head["reasons"]):
             self.spoilt.add((head["source"], head["file"]))
@@ -175,7 +175,7 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         ) from None
 
 
-def _why_stale(line: bytes, inputs: Json) -> list[str]:
+def _why_stale(line: bytes, inputs: JsonObject) -> list[str]:
     try:
         if not line.endswith(b"\n"):
             raise ValueError("cut off")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from packtrain.measuring.table import CostTable
 
 
-Json = Mapping[str, Any]  # an object of a JSON file: what is not a value of ours, and is compared or hashed whole
-UserConfig = Mapping[str, Json]  # the user's config, by section
+JsonObject = Mapping[str, Any]  # an object of a JSON file: what is not a value of ours, and is compared or hashed whole
+UserConfig = Mapping[str, JsonObject]  # the user's config, by section
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Places:
     formatting_func: str | None = None
     sources: tuple[SourcePlace, ...] = ()
 
-    def plain(self) -> Json:
+    def plain(self) -> JsonObject:
         """For a JSON file."""
         return {**asdict(self), "sources": [asdict(source) for source in self.sources]}
 
@@ -111,7 +111,7 @@ class TableContent:
 class MeasureSummary:
     """Everything that measure.json says."""
 
-    inputs: Json  # only compared, hashed, and read by the properties below
+    inputs: JsonObject  # only compared, hashed, and read by the properties below
     places: Places = field(default_factory=Places)
     mixture: Mapping[str, Mapping[str, float | None]] | None = None
     told: UserConfig = field(default_factory=dict)
@@ -129,7 +129,7 @@ class MeasureSummary:
     sums: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)  # size and checksum of each file
 
     @property
-    def settings(self) -> Json:
+    def settings(self) -> JsonObject:
         """The processor's settings that it was measured with, as `settings_state` gives them."""
         return self.inputs.get("settings", {})  # type: ignore[no-any-return]
 
@@ -139,7 +139,7 @@ class MeasureSummary:
         return self.settings.get("model_type")
 
     @property
-    def data(self) -> Json:
+    def data(self) -> JsonObject:
         """What identifies each data file."""
         return self.inputs["data"]  # type: ignore[no-any-return]
 
@@ -153,7 +153,7 @@ class MeasureSummary:
         """The filter by length that it was measured with."""
         return self.inputs["request"]["filters"]["max_sample_length"]  # type: ignore[no-any-return]
 
-    def to_json(self) -> Json:
+    def to_json(self) -> JsonObject:
         """The content of measure.json."""
         return asdict(self)
 

@@ -22,7 +22,7 @@ from packtrain.measuring.journal import Journal, UnitResult
 from packtrain.measuring.measure_summary import (
     DriftCheck,
     EntryCounts,
-    Json,
+    JsonObject,
     MeasureSummary,
     UserConfig,
     count_copies,
@@ -190,7 +190,7 @@ def _refuse_others(out: Path) -> None:
 
 
 def _finished_before(
-    out: Path, inputs: Json, task: Task, told: UserConfig | None
+    out: Path, inputs: JsonObject, task: Task, told: UserConfig | None
 ) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 

@@ -21,7 +21,7 @@ from packtrain.families.family import ProcessorSettings
 from packtrain.families.layout import LossOn
 from packtrain.families.registry import family_code, load_plugins
 from packtrain.families.settings import read_settings
-from packtrain.measuring.measure_summary import Json, Places, SourcePlace
+from packtrain.measuring.measure_summary import JsonObject, Places, SourcePlace
 from packtrain.records.formats.hf_dataset import hub_revision, in_files
 from packtrain.records.formats.source_files import local_root
 from packtrain.records.media import MAX_IMAGE_PIXELS
@@ -99,7 +99,7 @@ class Request:
         if self.template_date is not None:
             check_date(self.template_date)
 
-    def describe(self) -> Json:
+    def describe(self) -> JsonObject:
         """What decides the numbers, as plain values that are the same wherever model and data lie.
 
         What the model is, its settings say. Media are where they are from the data's own folder. Shares of a mixture
@@ -138,7 +138,9 @@ class Request:
         return Places(model=self.model, tokenizer=self.tokenizer, formatting_func=function, sources=sources)
 
     @classmethod
-    def from_description(cls, plain: Json, places: Places, mixture: Mapping[str, Json] | None = None) -> Request:
+    def from_description(
+        cls, plain: JsonObject, places: Places, mixture: Mapping[str, JsonObject] | None = None
+    ) -> Request:
         """The request that `describe`, `places` and `mixture` tell of, as they are read back from a file."""
         shares = mixture or {}
         filters, schema = plain["filters"], plain["schema"]
@@ -169,7 +171,7 @@ RULES_VERSION = 4  # raised whenever the same inputs would be measured different
 _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end in
 
 
-def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> Json:
+def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> JsonObject:
     """Data files, request, processor settings, the module of the user's formatting function and our own version.
 
     Nothing here says where model and data lie: see `Request.places`.
@@ -191,7 +193,7 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back
 
 
-def stream_inputs(request: Request) -> Json:
+def stream_inputs(request: Request) -> JsonObject:
     """What a stream that is not measured depends on. Its data may grow: how its first file begins stands for them."""
     local = [spec for spec in request.specs if local_root(spec) is not None]
     first = next((file for file in data_files(local) if os.path.isfile(file)), None)
@@ -213,13 +215,13 @@ def _beginning(file: str | None) -> str | None:
         return None
 
 
-def _data_state(files: Mapping[str, str], *, content: bool) -> Json:
+def _data_state(files: Mapping[str, str], *, content: bool) -> JsonObject:
     """What identifies each data file: size and time, or content; of a remote one what its store says."""
     remote = {name: remote_state(file) for name, file in files.items() if is_remote(file)}
     return files_state({name: file for name, file in files.items() if name not in remote}, content=content) | remote
 
 
-def settings_state(settings: ProcessorSettings) -> Json:
+def settings_state(settings: ProcessorSettings) -> JsonObject:
     """The processor's settings by name, long ones as a hash, and the tokenizer's file."""
     tokenizer = Path(settings.tokenizer_folder or settings.folder) / "tokenizer.json"
     own = family_code(settings.model_type)

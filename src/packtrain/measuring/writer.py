@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
 from packtrain.core.values import LedgerEntry
-from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, Content, from_ipc, ledger_lines, shifted, to_ipc
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, ContentHash, from_ipc, ledger_lines, shifted, to_ipc
 from packtrain.measuring.journal import Journal, UnitResult
 from packtrain.measuring.measure_summary import EntryCounts, TableContent, UnreadName
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, DataFile
@@ -44,7 +44,7 @@ def write_table(out: Path, journal: Journal) -> WrittenTable:
     totals, reasons, schemas = Counter(entries=0, rows=0), Counter[str](), Counter[str]()
     unread: dict[str, UnreadName] = {}
     files: dict[DataFile, int] = {}
-    unit_entries, content = [], Content()
+    unit_entries, content = [], ContentHash()
     with ExitStack() as stack:
         costs_path, media_path, ledger_path = (
             stack.enter_context(atomic_path(out / name)) for name in (COSTS, MEDIA, LEDGER)
