@@ -369,7 +369,7 @@ def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Calla
 
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
-    plan = PackPlan.load(str(config.plan)).found_with(table)
+    plan = PackPlan.load(str(config.plan)).at_table(table)
     found = differences(plan.summary.inputs, plan_inputs(table))
     said = config.packing_config(plan.config.packing_length).describe()
     usual = PackingConfig(packing_length=plan.config.packing_length).describe()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from packtrain.app.inspect_plan import pack_samples
+from packtrain.app.inspect_plan import StepSeen, pack_samples, run_schedule
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
@@ -22,6 +22,7 @@ from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import load_rule
 from packtrain.measuring.table import MEDIA, CostTable
 from packtrain.packing.pack_plan import PackPlan
+from packtrain.runs.read import read_run
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch
@@ -161,6 +162,30 @@ def inspect_batches(
             )
     finally:
         files.close()
+
+
+def step_batches(
+    run: str | Path,
+    seen: StepSeen,
+    costs: str | Path | None = None,
+    *,
+    attn_implementation: str | None = None,
+    cache: Path,
+) -> Iterator[SeenBatch]:
+    """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
+    found = read_run(run)
+    if found.about.mode == "padded":
+        raise ConfigError(
+            "--batch",
+            got="a padded run, which has no packs",
+            expected="a packed run",
+            fix="leave it out: --step names the samples",
+        )
+    schedule, table = run_schedule(found, costs)
+    trained = str(found.about.derived.get("attn_implementation", "")).removesuffix("-loop")
+    chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
+    numbers = [one.pack for one in seen.packs]
+    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
 
 
 def _quieten() -> None:
