@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from packtrain.families.family import ProcessorSettings as ProcessorSettings
     from packtrain.families.family import Rule as Rule
     from packtrain.families.family import Run as Run
-    from packtrain.families.family import Traits as Traits
     from packtrain.families.registry import register_family as register_family
     from packtrain.families.shape import Composition as Composition
     from packtrain.families.shape import Projector as Projector

@@ -71,21 +71,15 @@ class ProcessorSettings:
         return "".join(filter(None, (self.chat_template, self.tool_template)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traits:
-    """How a family's chat template is to be used, where it differs from the rest."""
-
-    string_content: bool | None = None  # content as one string instead of typed parts; None: only for text models
-    media_first: bool = False  # all media stand before the first user text
-    video_chat_template: str | None = None  # used instead of the folder's own as soon as there is a video
-
-
 class Rule:
     """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light."""
 
     name: ClassVar[str]  # transformers' model type
     limit_names: ClassVar[tuple[str, ...]] = ()  # of the limits that it has a setting for; others are refused
-    traits: ClassVar[Traits] = Traits()
+    # How its chat template is used, where that differs from the rest.
+    string_content: ClassVar[bool | None] = None  # as one string, not as typed parts; None: only for text models
+    media_first: ClassVar[bool] = False  # all media come before the first user text
+    video_chat_template: ClassVar[str | None] = None  # used instead of the folder's own as soon as there is a video
     placeholders: Mapping[MediaKind, str]  # what the chat template writes for one medium of each supported kind
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:

@@ -86,12 +86,10 @@ class Layouter:
         self.loss_on = loss_on
         self._typed = bool(rule.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
         # Templates of text models expect plain strings, those of processors a list of typed parts.
-        traits = rule.traits
-        self._string_content = not self._typed if traits.string_content is None else traits.string_content
-        self._media_first = traits.media_first
+        self._string_content = not self._typed if rule.string_content is None else rule.string_content
         self.parts = MediaRules(settings, rule)
         self._chat = self._prepare(settings.chat_template, settings)
-        videos = None if settings.own_template else traits.video_chat_template
+        videos = None if settings.own_template else rule.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
         self._tool_chat = self._prepare(settings.tool_template, settings) or self._chat
         self._given: dict[tuple[bool, Variables], _Chat] = {}
@@ -186,7 +184,7 @@ class Layouter:
 
     def messages(self, record: Record, dialect: Dialect) -> list[ChatMessage]:
         """The conversation as the template expects it."""
-        if self._media_first:
+        if self.rule.media_first:
             return self._messages_media_first(record, dialect)
         return [dialect.written(m, self._content(m.parts)) for m in record.messages]
 

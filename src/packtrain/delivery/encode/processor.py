@@ -26,7 +26,7 @@ from packtrain.delivery.encode.pixels import (
 from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
-from packtrain.families.family import ProcessorSettings, TextOnly, Traits
+from packtrain.families.family import ProcessorSettings, TextOnly
 from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import find_family, load_rule
 from packtrain.families.tokenizer import Counts, last_runs
@@ -98,8 +98,7 @@ class RealProcessor:
         self._own_template = None if has_own else settings.chat_template
         if settings.template_date is not None and settings.chat_template is not None:
             self._own_template = with_date(settings.chat_template, settings.template_date)
-        traits = Traits() if family is None else family.traits
-        self._other_for_videos = has_own and traits.video_chat_template is not None
+        self._other_for_videos = has_own and family is not None and family.video_chat_template is not None
         self._dialect = self._dialect_of(settings.chat_template, settings)
         self._tool_dialect = self._dialect_of(settings.tool_template, settings)
         self._tool_template = settings.tool_template

@@ -11,7 +11,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError, of_missing
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run, Traits
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     overlay,
     require_equal_frames,
@@ -129,7 +129,7 @@ class SmolVLM(Idefics3):
     """
 
     name: ClassVar[str] = "smolvlm"
-    traits: ClassVar[Traits] = Traits(video_chat_template=SMOLVLM_VIDEO_TEMPLATE)
+    video_chat_template: ClassVar[str | None] = SMOLVLM_VIDEO_TEMPLATE
     limit_names: ClassVar[tuple[str, ...]] = ("max_img_size", "num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run, Traits
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import require_image
 from packtrain.families.shape import Config
 
@@ -29,7 +29,8 @@ class NanoVLM(Rule):
 
     name: ClassVar[str] = "nanovlm"
     limit_names: ClassVar[tuple[str, ...]] = ("max_img_size",)
-    traits: ClassVar[Traits] = Traits(string_content=True, media_first=True)
+    string_content: ClassVar[bool | None] = True
+    media_first: ClassVar[bool] = True
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
         super().__init__(settings, limits)
