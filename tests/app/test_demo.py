@@ -27,7 +27,7 @@ from packtrain.demo.demo import run_demo
 from packtrain.demo.demo_data import BROKEN, write_dataset
 from packtrain.demo.train import train_demo
 from packtrain.reports.run_words import ALIKE
-from packtrain.runs.read import read_run
+from packtrain.runs.training_run import read_run
 
 
 @pytest.fixture(autouse=True)

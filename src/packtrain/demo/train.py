@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from packtrain.app.report import Reported, report
 from packtrain.config.run_config import RunConfig
 from packtrain.demo.demo_data import write_dataset
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:
     from packtrain.verifying.verdict import Verdict

@@ -12,7 +12,7 @@ from packtrain.reports.html import changes, setting
 from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, start_of, too_few, why_apart
 from packtrain.reports.study_content import LONGEST, Content, json_value
 from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
-from packtrain.runs.run_values import About, Scalar, TrainingRun
+from packtrain.runs.training_run import About, Scalar, TrainingRun
 
 SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
 _PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table

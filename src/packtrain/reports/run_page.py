@@ -17,8 +17,7 @@ from packtrain.reports.run_charts import RunCharts, draw_runs, line_css
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_words import labels_of
 from packtrain.reports.study_content import Content
-from packtrain.runs.read import read_run
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun, read_run
 
 PAGE = "report.html"
 _LINE = 2000  # characters of a line of the config

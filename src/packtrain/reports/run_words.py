@@ -9,7 +9,7 @@ import numpy as np
 
 from packtrain.core.numbers import count, counted, decimal, elapsed, isolated, large, loss, percent, shown, times
 from packtrain.runs.run_summary import FEWEST, Comparison, Summary
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05

@@ -14,9 +14,8 @@ from packtrain.app.inspection.plan import PackedSample, open_plan, pack_samples,
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.measuring.table import CostTable
 from packtrain.packing.schedule import EMPTY, Balance, Schedule
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun, read_run
 
 if TYPE_CHECKING:
     from packtrain.app.inspection.batch import SeenBatch

@@ -30,8 +30,7 @@ from packtrain.families.contracts import contract_for
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.modeling.quiet import quiet_libraries
-from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.run_folder import CONFIG, RUN, RunFolder
+from packtrain.runs.run_folder import CONFIG, RUN, Invocation, RunFacts, RunFolder, RunOutcome
 
 if TYPE_CHECKING:
     from rich.console import Console
