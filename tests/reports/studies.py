@@ -11,7 +11,7 @@ from study_parts import GIB, Made, columns_like_lvis, make
 from packtrain.planning.study_values import Reason
 from packtrain.predicting.memory import MemoryEstimate
 from packtrain.predicting.options import Saving
-from packtrain.reports.samples import NUMBERS
+from packtrain.reports.study_files import NUMBERS
 
 HOSTILE = (
     "</script><script>document.title='pwned'</script>",

@@ -240,7 +240,7 @@ def test_a_report_finds_everything_that_it_looks_for(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert [name for name in STEP_KEYS if not run.steps.known(name)] == []
     assert (list(run.steps["step"]), list(run.steps.rates), len(run.warnings)) == ([1, 2, 3], ["language"], 1)
-    assert (run.warnings[0].kind, run.evaluations[0].loss) == ("loss_spike", 1.5)
+    assert (run.warnings[0].kind, run.evaluations[0].eval_loss) == ("loss_spike", 1.5)
     assert len(to_plain(step_of())) == len(fields(StepMetrics))
 
 

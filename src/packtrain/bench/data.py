@@ -103,16 +103,32 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LongSize:
+    """How large a dataset of many rows is."""
+
+    rows: int
+    packs: int
+    fill: float
+    capacity: int  # tokens of a pack
+    prepare_seconds: float  # from the cost table to the plan and the rows for delivery
+    data_bytes: int
+    made_bytes: int  # cost table, plan and rows for delivery
+
+    @property
+    def data_mb(self) -> float:
+        return self.data_bytes / 1e6
+
+    @property
+    def made_mb(self) -> float:
+        return self.made_bytes / 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LongData:
     """A dataset of many rows, measured and packed."""
 
     config: DatasetConfig
-    rows: int
-    packs: int
-    fill: float
-    prepare_seconds: float  # from the cost table to the plan and the rows for delivery
-    data_bytes: int
-    made_bytes: int  # cost table, plan and rows for delivery
+    size: LongSize
 
 
 def write_long(root: Path, rows: int, config: DatasetConfig) -> LongData:
@@ -128,15 +144,16 @@ def write_long(root: Path, rows: int, config: DatasetConfig) -> LongData:
     dataset.build()
     seconds = time.perf_counter() - begun
     epoch = dataset.plan.summary.epochs[0]
-    return LongData(
-        config=config,
+    size = LongSize(
         rows=len(CostTable.load(table.folder)),
         packs=epoch.packs,
         fill=epoch.fill,
+        capacity=dataset.plan.config.packing_length,
         prepare_seconds=seconds,
         data_bytes=path.stat().st_size,
         made_bytes=sum(file.stat().st_size for file in _made_files(dataset)),
     )
+    return LongData(config=config, size=size)
 
 
 def _table_of(config: DatasetConfig) -> CostTable:

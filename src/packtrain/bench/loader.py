@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from PIL import Image
 
 from packtrain.bench.data import (
     LongData,
+    LongSize,
     forget_pages,
     loader_chats,
     write_lines,
@@ -23,7 +25,7 @@ from packtrain.bench.data import (
     write_shards,
 )
 from packtrain.bench.host import in_new_process, tree_memory
-from packtrain.bench.loader_speed import SpeedTask, epochs_needed, plain_loader, speed
+from packtrain.bench.loader_speed import PLAIN, Speed, SpeedTask, epochs_needed, plain_loader, speed
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
@@ -38,7 +40,60 @@ SPAN = 100  # steps at either end of a run whose memory is compared
 SAMPLES = 10  # of memory within such a span
 PARTS = 10  # of all steps, after each of which the course has a sample
 
+_TIMES = ("import_seconds", "open_seconds", "state_seconds", "batch_seconds", "seconds")
+
 Access = Literal["map-style", "streaming"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstBatch:
+    """A new process until it has its first batch, step by step, and which pack that was."""
+
+    import_seconds: float
+    open_seconds: float
+    state_seconds: float
+    batch_seconds: float
+    seconds: float  # since it was launched
+    behind: int  # packs that are done
+    pack: int | None
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartRow(FirstBatch):
+    """One way to begin; every time is a median."""
+
+    way: str
+    rows: int
+    share: float  # of the epoch that is done
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryCourse:
+    """Mean bytes by kind of memory, over the first and over the last steps; and now and then between them."""
+
+    rows: int
+    steps: int
+    workers: int
+    processes: int
+    batches: int
+    samples: int
+    first: Mapping[str, float]
+    last: Mapping[str, float]
+    course: tuple[Mapping[str, int], ...]  # whether growth goes on or comes to an end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderResult:
+    """All comparisons of `packtrain bench loader`."""
+
+    model: str
+    cores: int
+    load: float
+    speed: Speed
+    data: tuple[LongSize, ...]
+    start: tuple[StartRow, ...]
+    memory: tuple[MemoryCourse, ...]
 
 
 def bench_loader(
@@ -49,34 +104,37 @@ def bench_loader(
     workers: tuple[int, ...],
     model: str,
     progress: Callable[[str], None] = lambda _: None,
-) -> dict[str, Any]:
+) -> LoaderResult:
     """All comparisons, on data made for them; `rows` are those of the larger of two datasets."""
     folder = str(resolve(model, cache_dir() / "models").absolute())
-    result: dict[str, Any] = {
-        "model": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-    }
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         config = DatasetConfig(dataset_path=temporary, model=folder, workers=1, check=0, seed=0)
         progress(f"speed: {samples:,} samples, workers {', '.join(map(str, workers))}")
-        result["speed"] = _speed(root, config, samples, workers)
-        long = []
+        speed = _speed(root, config, samples, workers)
+        long: list[LongData] = []
         for size in (rows // TENTH, rows):
             progress(f"a dataset of {size:,} rows")
             long.append(_long(root, config, size, steps))
-        result["data"] = [_data_row(one) for one in long]
         progress("time to the first batch")
-        result["start"] = _start_times(_starts(*long), folder)
-        result["memory"] = []
+        start = _start_times(_starts(*long), folder)
+        memory: list[MemoryCourse] = []
         for data in long:
-            progress(f"memory over {steps:,} steps of {data.rows:,} rows")
-            result["memory"].append(_memory_over_steps(data, steps, max(workers)))
-    return result
+            progress(f"memory over {steps:,} steps of {data.size.rows:,} rows")
+            memory.append(_memory_over_steps(data, steps, max(workers)))
+    return LoaderResult(
+        model=model,
+        cores=cores,
+        load=load,
+        speed=speed,
+        data=tuple(one.size for one in long),
+        start=start,
+        memory=tuple(memory),
+    )
 
 
-def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, ...]) -> dict[str, Any]:
+def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, ...]) -> Speed:
     folder = root / "speed"
     write_pictures(folder)
     records = loader_chats(samples, lambda n: 1 + (n * 37) % 400)
@@ -86,9 +144,10 @@ def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, 
         lines=replace(config, dataset_path=str(write_lines(folder / "lines.jsonl", records))),
         shards=replace(config, dataset_path=str(shards)),
         folder=config.model_name,
+        capacity=PACK,
         workers=workers,
     )
-    return {"capacity": PACK, **in_new_process(speed, task)}
+    return in_new_process(speed, task)
 
 
 def _long(root: Path, config: DatasetConfig, rows: int, steps: int) -> LongData:
@@ -98,26 +157,14 @@ def _long(root: Path, config: DatasetConfig, rows: int, steps: int) -> LongData:
         with Image.open(folder / name) as picture:
             picture.resize(SMALL).save(folder / name)
     data = write_long(folder, rows, replace(config, packing_length=SHORT_PACK))
-    if data.packs < steps:
+    if data.size.packs < steps:
         raise ConfigError(
             "--steps",
             got=steps,
-            expected=f"at most the {data.packs:,} packs of the smaller dataset ({data.rows:,} rows)",
+            expected=f"at most the {data.size.packs:,} packs of the smaller dataset ({data.size.rows:,} rows)",
             fix="use fewer steps or more rows",
         )
     return data
-
-
-def _data_row(data: LongData) -> dict[str, Any]:
-    return {
-        "rows": data.rows,
-        "packs": data.packs,
-        "fill": data.fill,
-        "capacity": data.config.packing_length,
-        "prepare_seconds": data.prepare_seconds,
-        "data_bytes": data.data_bytes,
-        "made_bytes": data.made_bytes,
-    }
 
 
 # ---- time to the first batch
@@ -141,8 +188,8 @@ def _starts(small: LongData, large: LongData) -> list[Start]:
     ]
 
 
-def _start_times(cases: Sequence[Start], folder: str) -> list[dict[str, Any]]:
-    """All cases and a plain DataLoader, one after the other, several rounds; every number is a median."""
+def _start_times(cases: Sequence[Start], folder: str) -> tuple[StartRow, ...]:
+    """All cases and a plain DataLoader, one after the other, several rounds."""
     plain = cases[-1].data
     rounds = []
     for _ in range(ROUNDS):
@@ -150,17 +197,18 @@ def _start_times(cases: Sequence[Start], folder: str) -> list[dict[str, Any]]:
         forget_pages(_files(plain))
         times.append(in_new_process(plain_first_batch, plain.config.dataset_path, folder, time.time()))
         rounds.append(times)
-    named: list[dict[str, Any]] = [
-        *({"way": case.access, "rows": case.data.rows, "share": case.share} for case in cases),
-        {"way": "plain DataLoader", "rows": plain.rows, "share": 0.0},
-    ]
-    return [{**name, **_medians([times[number] for times in rounds])} for number, name in enumerate(named)]
+    named = [(str(case.access), case.data.size.rows, case.share) for case in cases]
+    named.append((PLAIN, plain.size.rows, 0.0))
+    return tuple(
+        StartRow(way=way, rows=rows, share=share, **_medians(times))
+        for (way, rows, share), times in zip(named, zip(*rounds, strict=True), strict=True)
+    )
 
 
-def _medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _medians(rounds: Sequence[FirstBatch]) -> dict[str, Any]:
     """Seconds as medians; what is no time is the same in every round."""
-    times = {name: median(one[name] for one in rounds) for name in rounds[0] if name.endswith("seconds")}
-    return {**rounds[0], **times}
+    times = {name: median(getattr(one, name) for one in rounds) for name in _TIMES}
+    return asdict(rounds[0]) | times
 
 
 def _files(data: LongData) -> list[Path]:
@@ -168,56 +216,42 @@ def _files(data: LongData) -> list[Path]:
     return [Path(str(data.config.dataset_path)), *(file for file in cache.rglob("*") if file.is_file())]
 
 
-def _first_batch_of(case: Start) -> dict[str, Any]:
+def _first_batch_of(case: Start) -> FirstBatch:
     forget_pages(_files(case.data))
     return in_new_process(first_batch, case.data.config, case.access, case.share, time.time())
 
 
-def first_batch(config: DatasetConfig, access: Access, share: float, launched: float) -> dict[str, Any]:
-    """In a new process: seconds since it was launched, step by step, and which pack came first."""
+def first_batch(config: DatasetConfig, access: Access, share: float, launched: float) -> FirstBatch:
+    """In a new process: from its launch to the batch that follows this share of the packs."""
     from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
 
     _load_libraries()
-    imported = time.time()
+    times = [launched, time.time()]
     dataset = (MultiModalDataset if access == "map-style" else MultiModalIterableDataset)(config)
     dataset.build()
-    built = time.time()
+    times.append(time.time())
     loader = dataset.loader()
     behind = int(dataset.plan.epoch(0).num_packs * share)
     loader.load_state_dict({**loader.state_dict(), "next_pack": behind})
-    placed = time.time()
-    batch = next(iter(loader))
-    delivered = time.time()
-    return {
-        "import_seconds": imported - launched,
-        "open_seconds": built - imported,
-        "state_seconds": placed - built,
-        "batch_seconds": delivered - placed,
-        "seconds": delivered - launched,
-        "behind": behind,
-        "pack": batch.info.keys[0].pack,
-        "samples": batch.info.samples,
-    }
+    times.append(time.time())
+    info = next(iter(loader)).info
+    return _timed(times, behind=behind, pack=info.keys[0].pack, samples=info.samples)
 
 
-def plain_first_batch(path: str, folder: str, launched: float) -> dict[str, Any]:
+def plain_first_batch(path: str, folder: str, launched: float) -> FirstBatch:
     """The same of a plain DataLoader, which begins at the beginning."""
     _load_libraries()
-    imported = time.time()
+    times = [launched, time.time()]
     loader = plain_loader(Path(path), folder, batch_size=8, workers=0)
-    built = time.time()
-    batch = next(iter(loader))
-    delivered = time.time()
-    return {
-        "import_seconds": imported - launched,
-        "open_seconds": built - imported,
-        "state_seconds": 0.0,
-        "batch_seconds": delivered - built,
-        "seconds": delivered - launched,
-        "behind": 0,
-        "pack": None,
-        "samples": batch["samples"],
-    }
+    times += [time.time()] * 2
+    return _timed(times, behind=0, pack=None, samples=next(iter(loader))["samples"])
+
+
+def _timed(times: list[float], *, behind: int, pack: int | None, samples: int) -> FirstBatch:
+    """The batch is there now; times are the ends of the steps before it."""
+    times = [*times, time.time()]
+    steps = dict(zip(_TIMES, (after - before for before, after in pairwise(times)), strict=False))
+    return FirstBatch(**steps, seconds=times[-1] - times[0], behind=behind, pack=pack, samples=samples)
 
 
 def _load_libraries() -> None:
@@ -231,24 +265,21 @@ def _load_libraries() -> None:
 # ---- memory
 
 
-def _memory_over_steps(data: LongData, steps: int, workers: int) -> dict[str, Any]:
-    """Mean bytes of the first and of the last steps, in a process of its own."""
+def _memory_over_steps(data: LongData, steps: int, workers: int) -> MemoryCourse:
+    """In a process of its own."""
     course = in_new_process(deliver, data, steps, workers)
     span = min(SPAN, max(1, steps // 2))
-    first = [sample for sample in course if sample["step"] <= span]
-    last = [sample for sample in course if sample["step"] > steps - span]
-    return {
-        "rows": data.rows,
-        "steps": steps,
-        "workers": workers,
-        "processes": course[-1]["processes"],
-        "batches": course[-1]["step"],
-        "samples": course[-1]["samples"],
-        "first": _mean_bytes(first),
-        "last": _mean_bytes(last),
-        # Whether growth goes on or comes to an end.
-        "course": [sample for sample in course if sample["step"] * PARTS % steps < course[0]["step"] * PARTS],
-    }
+    return MemoryCourse(
+        rows=data.size.rows,
+        steps=steps,
+        workers=workers,
+        processes=course[-1]["processes"],
+        batches=course[-1]["step"],
+        samples=course[-1]["samples"],
+        first=_mean_bytes([sample for sample in course if sample["step"] <= span]),
+        last=_mean_bytes([sample for sample in course if sample["step"] > steps - span]),
+        course=tuple(sample for sample in course if sample["step"] * PARTS % steps < course[0]["step"] * PARTS),
+    )
 
 
 def _mean_bytes(samples: Sequence[dict[str, int]]) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -53,34 +54,55 @@ def _lengths(start: int, stop: int) -> np.ndarray:
     return tokens
 
 
-def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) -> dict[str, Any]:
-    """Nanoseconds and bytes for each sample; bytes beyond those of a process that makes the same samples only."""
-    packed = in_new_process(_pack, size, capacity, what, window)
-    without = in_new_process(_generate, size, capacity, what, window)
-    extra = max(packed["peak"] - without["peak"], 0)
-    return {
-        "samples": size,
-        "window": min(window, size),
-        "what": what,
-        "capacity": capacity,
-        "packs": packed["packs"],
-        "bound": packed["bound"],
-        "of_bound": packed["bound"] / packed["packs"],
-        "seconds": packed["seconds"],
-        "nanoseconds_per_sample": packed["seconds"] / size * 1e9,
-        "peak_gib": packed["peak"] / 2**30,
-        "extra_bytes_per_sample_of_a_window": extra / min(window, size),
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Packing one number of samples; bytes are those beyond a process that makes the same samples only."""
+
+    samples: int
+    window: int
+    what: What
+    capacity: int
+    packs: int
+    bound: int
+    of_bound: float
+    seconds: float
+    nanoseconds_per_sample: float
+    peak_gib: float
+    extra_bytes_per_sample_of_a_window: float
+
+    @property
+    def what_is_packed(self) -> str:
+        return {"alone": "lengths to packs", "plan": "costs to a plan"}[self.what]
 
 
-def _pack(size: int, capacity: int, what: What, window: int) -> dict[str, Any]:
-    """Packs are counted and let go, as a plan that is written to disk lets go of them."""
+def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) -> Growth:
+    """Time and memory for each sample."""
+    packs, bound, seconds, peak = in_new_process(_pack, size, capacity, what, window)
+    extra = max(peak - in_new_process(_generate, size, capacity, what, window), 0)
+    return Growth(
+        samples=size,
+        window=min(window, size),
+        what=what,
+        capacity=capacity,
+        packs=packs,
+        bound=bound,
+        of_bound=bound / packs,
+        seconds=seconds,
+        nanoseconds_per_sample=seconds / size * 1e9,
+        peak_gib=peak / 2**30,
+        extra_bytes_per_sample_of_a_window=extra / min(window, size),
+    )
+
+
+def _pack(size: int, capacity: int, what: What, window: int) -> tuple[int, int, float, int]:
+    """Packs are counted and let go, as a plan that is written to disk lets go of them; and the most memory."""
     measure = _pack_alone if what == "alone" else _pack_plan
     measure(2_000, capacity, window)  # loads what is compiled
-    return {**measure(size, capacity, window), "peak": peak_memory()}
+    return *measure(size, capacity, window), peak_memory()
 
 
-def _pack_alone(size: int, capacity: int, window: int) -> dict[str, Any]:
+def _pack_alone(size: int, capacity: int, window: int) -> tuple[int, int, float]:
+    """Packs, their bound, and seconds."""
     packs, tokens, seconds = 0, 0, 0.0
     for start in range(0, size, window):
         lengths = _lengths(start, min(start + window, size))
@@ -89,10 +111,10 @@ def _pack_alone(size: int, capacity: int, window: int) -> dict[str, Any]:
         seconds += time.process_time() - begun
         packs += packing.num_packs
         tokens += int(lengths.sum() - lengths[packing.dropped].sum())
-    return {"packs": packs, "bound": -(-tokens // capacity), "seconds": seconds}
+    return packs, -(-tokens // capacity), seconds
 
 
-def _pack_plan(size: int, capacity: int, window: int) -> dict[str, Any]:
+def _pack_plan(size: int, capacity: int, window: int) -> tuple[int, int, float]:
     rows = GeneratedRows(size)
     config = PackingConfig(packing_length=capacity, packing_window=window)
     packs, tokens, begun = 0, 0, time.process_time()
@@ -100,18 +122,14 @@ def _pack_plan(size: int, capacity: int, window: int) -> dict[str, Any]:
         packs += len(window_packs.offsets) - 1
         tokens += int(window_packs.loads["tokens"].sum())
         del window_packs  # before the next one is made
-    return {
-        "packs": packs,
-        "bound": -(-tokens // capacity),
-        "seconds": time.process_time() - begun - rows.seconds,
-    }
+    return packs, -(-tokens // capacity), time.process_time() - begun - rows.seconds
 
 
-def _generate(size: int, capacity: int, what: What, window: int) -> dict[str, Any]:
-    """The same process without packing anything of that size."""
+def _generate(size: int, capacity: int, what: What, window: int) -> int:
+    """The most memory of the same process without packing anything of that size."""
     (_pack_alone if what == "alone" else _pack_plan)(2_000, capacity, window)
     rows = GeneratedRows(size)
     for start in range(0, size, window):
         stop = min(start + window, size)
         _ = _lengths(start, stop) if what == "alone" else rows.read(start, stop)
-    return {"peak": peak_memory()}
+    return peak_memory()

@@ -59,6 +59,16 @@ class LegendKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """A chart under its title."""
+
+    title: str
+    svg: Markup
+    unit: str = ""
+    keys: tuple[LegendKey, ...] = ()  # where the section has no legend for its colours
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BarSpan:
     """One part of a stacked bar."""
 
@@ -165,18 +175,6 @@ def share_bar(share: float, css: str = "c0") -> Markup:
     return element(
         "svg", element("rect", width=width, height="8", rx="2", class_=css), class_="bar", aria_hidden="true"
     )
-
-
-def share_chart(shares: Mapping[str, float], *, label: str, height: int) -> Markup:
-    """Shares as bars under their names, from the top."""
-    step = height / max(len(shares), 3)
-    most = max(shares.values(), default=0.0) or 1.0
-    plot = []
-    for at, (name, share) in enumerate(shares.items()):
-        y = at * step + 14
-        plot.append(element("text", f"{name}  {percent(share)}", x="0", y=y, class_="tick strong"))
-        plot.append(_bar(0, share / most, y + 5, min(step - 22, 16.0), f"c{at % 8}", percent(share)))
-    return framed(plot, label=label, height=height)
 
 
 def balance_chart(rows: Sequence[BalanceRow]) -> Markup:

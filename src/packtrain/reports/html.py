@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from packtrain import __version__
 from packtrain.core.numbers import count, decimal, formatted, shown
-from packtrain.reports.compared import modality, other_limits, words
-from packtrain.reports.study_content import LONGEST, Content
+from packtrain.reports.study_content import LONGEST, Content, modality, other_limits, words
 from packtrain.reports.svg import DARK, LIGHT
 
 

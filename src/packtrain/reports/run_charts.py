@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from markupsafe import Markup
 
 from packtrain.core.numbers import FORMATS, GIB, count, elapsed, gib, loss, shown, tick
-from packtrain.reports.charts import LegendKey
+from packtrain.reports.charts import Drawing, LegendKey
 from packtrain.reports.curves import BUCKETS, Axes, Curve, Dot, Level, curve_chart, edges_for, thin
 from packtrain.runs.run_summary import drawn_loss
 from packtrain.runs.step_metrics import METRICS, Chart
@@ -19,31 +18,21 @@ COLOURS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunChart:
-    """A chart under its title."""
-
-    title: str
-    unit: str
-    svg: Markup
-    keys: tuple[LegendKey, ...] = ()  # of curves that are not those of the runs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunCharts:
     """Everything that is drawn on the page."""
 
-    loss: RunChart | None
-    loss_by_time: RunChart | None  # only where runs are compared
-    learning: tuple[RunChart, ...]
-    speed: tuple[RunChart, ...]
-    memory: tuple[RunChart, ...]
-    other: tuple[RunChart, ...]  # metrics that have no look of their own
+    loss: Drawing | None
+    loss_by_time: Drawing | None  # only where runs are compared
+    learning: tuple[Drawing, ...]
+    speed: tuple[Drawing, ...]
+    memory: tuple[Drawing, ...]
+    other: tuple[Drawing, ...]  # metrics that have no look of their own
 
 
 def draw_runs(runs: Sequence[TrainingRun], labels: Sequence[str]) -> RunCharts:
     """All charts; those of which no run knows a number are left out."""
     charts = _Charts(runs, labels)
-    drawn: dict[str, list[RunChart | None]] = {"learning": [charts.rate_chart()], "speed": [], "other": []}
+    drawn: dict[str, list[Drawing | None]] = {"learning": [charts.rate_chart()], "speed": [], "other": []}
     declared = {one.name: one.chart for one in METRICS.values()}
     for name in dict.fromkeys(name for run in runs for name in run.steps.columns):
         # a metric of another version has no chart of its own
@@ -67,7 +56,7 @@ class _Charts:
         self.buckets = BUCKETS * (1 if max(len(run.steps) for run in runs) > BUCKETS else 10)
         self.edges = edges_for(max(_end(run.steps["samples_seen"]) for run in runs), self.buckets)
 
-    def loss_chart(self, *, by_time: bool) -> RunChart | None:
+    def loss_chart(self, *, by_time: bool) -> Drawing | None:
         """Loss over samples, or over the time of training; evaluations are dots."""
         longest = max(_end(run.steps.elapsed) for run in self.runs)
         edges = edges_for(longest, self.buckets) if by_time else self.edges
@@ -94,7 +83,7 @@ class _Charts:
         height = 240 if by_time else 320
         return self._chart(look, curves, edges=edges, by_time=by_time, dots=dots, height=height)
 
-    def rate_chart(self) -> RunChart | None:
+    def rate_chart(self) -> Drawing | None:
         """Learning rates: by part for one run, where equal ones are one curve; the first part's for several."""
         curves, one = [], len(self.runs) == 1
         for at, run in enumerate(self.runs):
@@ -112,7 +101,7 @@ class _Charts:
         drawn = self._chart(Chart(title="Learning rate", unit=unit, format="rate"), kept)
         return replace(drawn, keys=tuple(LegendKey(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
 
-    def memory_chart(self) -> RunChart | None:
+    def memory_chart(self) -> Drawing | None:
         """The peak of the fullest GPU, what it has, and what was predicted."""
         curves = [curve for curve in self._curves("memory_bytes", unit=GIB) if curve.points.high.max() > 0]
         if not curves:
@@ -126,7 +115,7 @@ class _Charts:
         look = Chart(title="Peak memory", unit="GiB allocated on the fullest GPU", format="gib")
         return self._chart(look, curves, levels=levels)
 
-    def metric_chart(self, column: str, look: Chart) -> RunChart | None:
+    def metric_chart(self, column: str, look: Chart) -> Drawing | None:
         """One column of every run."""
         curves = self._curves(column)
         nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
@@ -170,7 +159,7 @@ class _Charts:
         by_time: bool = False,
         dots: Sequence[Dot] = (),
         levels: Sequence[Level] = (),
-    ) -> RunChart:
+    ) -> Drawing:
         ends = [(curve.name, float((curve.trend or curve.points).mean[-1])) for curve in curves]
         write = _gib if look.format == "gib" else FORMATS[look.format]
         said = "; ".join(f"{name or 'it'} ends at {write(end)}" for name, end in ends)
@@ -190,13 +179,13 @@ class _Charts:
             top=look.top,
             height=height,
         )
-        return RunChart(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
+        return Drawing(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
 
     def _name(self, at: int) -> str:
         return self.labels[at] if len(self.runs) > 1 else ""
 
 
-def _without_none(charts: Sequence[RunChart | None]) -> tuple[RunChart, ...]:
+def _without_none(charts: Sequence[Drawing | None]) -> tuple[Drawing, ...]:
     return tuple(chart for chart in charts if chart is not None)
 
 

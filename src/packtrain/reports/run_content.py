@@ -10,11 +10,11 @@ from packtrain.core.numbers import count, counted, large, percent, rate, shown
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.html import changes, setting
 from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, start_of, too_few, why_apart
-from packtrain.reports.study_content import LONGEST, Content, json_value
+from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
 from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
 from packtrain.runs.training_run import About, Scalar, TrainingRun
 
-SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
+SHOWN_WARNINGS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 60, 24, 40
 _PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table
 MOST_RUNS = 8  # as many as there are colours
 # Settings of a config that a loss does not depend on, or of which the page says it in words of their own.
@@ -55,10 +55,6 @@ def runs_content(runs: Sequence[TrainingRun]) -> Content:
 
 def _run(run: TrainingRun) -> Content:
     about = run.about
-    reasons = sorted(run.ledger.items(), key=lambda item: (-item[1], item[0]))
-    kept = {shown(reason, 120): number for reason, number in reasons[:SHOWN_REASONS]}
-    if len(reasons) > SHOWN_REASONS:
-        kept[f"{len(reasons) - SHOWN_REASONS:,} other reasons"] = sum(number for _, number in reasons[SHOWN_REASONS:])
     return {
         "folder": shown(run.folder, LONGEST),
         "name": shown(run.name, 80),
@@ -76,7 +72,7 @@ def _run(run: TrainingRun) -> Content:
             for one in run.warnings[-SHOWN_WARNINGS:]
         ],
         "earlier_warnings": max(0, len(run.warnings) - SHOWN_WARNINGS),
-        "ledger": kept,
+        "ledger": most_frequent(run.ledger),
         "left_out": sum(run.ledger.values()),
         "notes": [shown(note, LONGEST) for note in (*run.notes, *about.said[:SHOWN_NOTES])],
     }

@@ -13,6 +13,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import formatted, gib, shown
 from packtrain.reports.charts import BarSpan, share_bar, stacked_bar
 from packtrain.reports.html import render, yaml_lines
+from packtrain.reports.markdown import markdown_table
 from packtrain.reports.run_charts import RunCharts, draw_runs, line_css
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_words import labels_of
@@ -120,9 +121,9 @@ def markdown_of(content: Content) -> str:
     head = ["", *labels] if len(labels) > 1 else ["", "value"]
     lines = [[row.name, *(cell(content, row, at) for at in range(len(labels)))] for row in compared_rows(content)]
     lines += [[row["name"], *row["values"]] for row in content["setup"] if row["differ"] or len(labels) == 1]
-    table = [head, ["---"] * len(head), *lines]
-    rows = ["| " + " | ".join(str(value).replace("|", "\\|") for value in line) + " |" for line in table]
-    text = "\n".join([f"**{content['headline']}**", "", content["lead"], *ends, "", *rows, ""])
+    cells = [[str(value).replace("|", "\\|") for value in line] for line in (head, *lines)]
+    table = markdown_table("l" * len(head), cells[0], cells[1:])
+    text = "\n".join([f"**{content['headline']}**", "", content["lead"], *ends, "", table, ""])
     return text.translate(dict.fromkeys((0x2068, 0x2069)))
 
 

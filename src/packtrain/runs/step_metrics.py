@@ -7,8 +7,8 @@ its chart on the page follow from that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal
 
 Plain = str | int | float | None | list[float] | dict[str, float]  # what one value of a line can be
@@ -40,10 +40,20 @@ class Metric:
 
 
 def _metric(
-    help: str, chart: Chart | None = None, *, key: str | None = None, logged: bool = True, default: Any = MISSING
+    help: str,
+    chart: Chart | None = None,
+    *,
+    over_ranks: Literal["sum", "min", "max"] | None = None,
+    key: str | None = None,
+    logged: bool = True,
+    default: Any = MISSING,
 ) -> Any:
-    """A field of StepMetrics; `key` is its name where users know it by one that is no name of Python."""
-    return field(default=default, metadata={"help": help, "chart": chart, "key": key, "logged": logged})
+    """A field of StepMetrics; `key` is its name where users know it by one that is no name of Python.
+
+    `over_ranks`: how it is made of the same number of every rank; without it the meter computes it.
+    """
+    metadata = {"help": help, "chart": chart, "over_ranks": over_ranks, "key": key, "logged": logged}
+    return field(default=default, metadata=metadata)
 
 
 _COUNTS = "of the step, over all ranks; real ones, without padding and without batches that only complete a step"
@@ -78,14 +88,14 @@ class StepMetrics:
         logged=False,
     )
     # What the step saw.
-    batches: int = _metric(_COUNTS)
-    samples: int = _metric(_COUNTS)
-    tokens: int = _metric(_COUNTS)
-    supervised_tokens: int = _metric(_COUNTS)
-    images: int = _metric(_COUNTS)
-    videos: int = _metric(_COUNTS, default=0)
-    frames: int = _metric(_COUNTS, default=0)
-    patches: int | None = _metric(_COUNTS)
+    batches: int = _metric(_COUNTS, over_ranks="sum")
+    samples: int = _metric(_COUNTS, over_ranks="sum")
+    tokens: int = _metric(_COUNTS, over_ranks="sum")
+    supervised_tokens: int = _metric(_COUNTS, over_ranks="sum")
+    images: int = _metric(_COUNTS, over_ranks="sum")
+    videos: int = _metric(_COUNTS, over_ranks="sum", default=0)
+    frames: int = _metric(_COUNTS, over_ranks="sum", default=0)
+    patches: int | None = _metric(_COUNTS, over_ranks="sum")
     # How fast it was.
     tokens_per_second: float = _metric(
         _RATES, Chart(title="Speed", unit="real tokens per second, over all ranks", group="speed", format="large")
@@ -120,12 +130,13 @@ class StepMetrics:
             cut=True,
             predicted="predicted_seconds",
         ),
+        over_ranks="max",
     )
-    data_wait_seconds: float = _metric(_WAIT)
+    data_wait_seconds: float = _metric(_WAIT, over_ranks="max")
     data_wait_share: float = _metric(
         _WAIT, Chart(title="Waiting for data", unit="share of a step's time", group="speed", format="percent")
     )
-    flops: float | None = _metric("useful FLOPs of the step, see below")
+    flops: float | None = _metric("useful FLOPs of the step, see below", over_ranks="sum")
     mfu: float | None = _metric(
         "those as a share of `step_seconds` x GPUs x peak",
         Chart(title="MFU", unit="MFU: language, vision and attention FLOPs", group="speed", format="percent"),
@@ -149,14 +160,14 @@ class StepMetrics:
         Chart(title="Tokens per micro-batch", unit="real tokens, mean", group="speed", format="count"),
         key="perf/global_seq_len_avg",
     )
-    seq_len_min: int = _metric(_LENGTHS, key="perf/global_seq_len_min")
-    seq_len_max: int = _metric(_LENGTHS, key="perf/global_seq_len_max")
+    seq_len_min: int = _metric(_LENGTHS, over_ranks="min", key="perf/global_seq_len_min")
+    seq_len_max: int = _metric(_LENGTHS, over_ranks="max", key="perf/global_seq_len_max")
     memory_bytes: int | None = _metric(_MEMORY)  # drawn together with the limit and the prediction
     memory_limit: int | None = _metric(_MEMORY)
     samples_seen: int = _metric(_SEEN)
     tokens_seen: int = _metric(_SEEN)
-    predicted_seconds: float | None = _metric(_PREDICTED, default=None)
-    predicted_memory_bytes: int | None = _metric(_PREDICTED, default=None)
+    predicted_seconds: float | None = _metric(_PREDICTED, over_ranks="max", default=None)
+    predicted_memory_bytes: int | None = _metric(_PREDICTED, over_ranks="max", default=None)
 
     @property
     def slowest_rank(self) -> int:
@@ -196,6 +207,30 @@ _SEVERAL = (LEARNING_RATES, "rank_seconds")  # of which a step has more than one
 # The numbers that a step of metrics.jsonl says, by their keys there; the columns of a run have the same names.
 STEP_KEYS = tuple(one.name for name, one in METRICS.items() if name not in _SEVERAL)
 NOT_FINITE: Mapping[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+SUMMED = frozenset(name for name, one in _DECLARED.items() if one.metadata["over_ranks"] == "sum")
+
+
+def over_ranks(shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The fields that follow from the same numbers of every rank, where NaN is what is not known."""
+    return {
+        name: _over_ranks(one, [share[name] for share in shares])
+        for name, one in _DECLARED.items()
+        if one.metadata["over_ranks"]
+    }
+
+
+def _over_ranks(one: Field[Any], values: list[float]) -> float | None:
+    how = one.metadata["over_ranks"]
+    if how == "sum":
+        total = sum(values)
+    else:
+        known = [value for value in values if not math.isnan(value)]
+        total = (min if how == "min" else max)(known, default=math.nan)
+    if math.isnan(total):
+        return None if "None" in str(one.type) else 0
+    return int(total) if "int" in str(one.type) else total
 
 
 def to_plain(metrics: StepMetrics | EvalMetrics) -> dict[str, Plain]:
