@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.app.datasets.build import MultiModalDataset
+from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.core.seeds import stream
@@ -106,21 +107,17 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 class LongSize:
     """How large a dataset of many rows is."""
 
-    rows: int
-    packs: int
-    fill: float
+    rows: int = column("rows")
+    packs: int = column("packs")
+    fill: float = column("fill", "{:.4f}")
     capacity: int  # tokens of a pack
-    prepare_seconds: float  # from the cost table to the plan and the rows for delivery
-    data_bytes: int
-    made_bytes: int  # cost table, plan and rows for delivery
-
-    @property
-    def data_mb(self) -> float:
-        return self.data_bytes / 1e6
-
-    @property
-    def made_mb(self) -> float:
-        return self.made_bytes / 1e6
+    prepare_seconds: float = column(
+        "from costs to packs, s", "{:.1f}"
+    )  # from the cost table to the plan and the rows for delivery
+    data_bytes: int = column("data MB", lambda row: f"{row.data_bytes / 1e6:,.0f}")
+    made_bytes: int = column(
+        "costs, plan and rows, MB", lambda row: f"{row.made_bytes / 1e6:,.0f}"
+    )  # cost table, plan and rows for delivery
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -26,6 +26,7 @@ from packtrain.bench.data import (
 )
 from packtrain.bench.host import in_new_process, tree_memory
 from packtrain.bench.loader_speed import PLAIN, Speed, SpeedTask, epochs_needed, plain_loader, speed
+from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
@@ -40,32 +41,35 @@ SPAN = 100  # steps at either end of a run whose memory is compared
 SAMPLES = 10  # of memory within such a span
 PARTS = 10  # of all steps, after each of which the course has a sample
 
-_TIMES = ("import_seconds", "open_seconds", "state_seconds", "batch_seconds", "seconds")
+_TIMES = ("import_seconds", "open_seconds", "state_seconds", "batch_seconds")
 
 Access = Literal["map-style", "streaming"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One way to begin."""
+
+    data: LongData
+    access: Access = "map-style"
+    share: float = 0.0  # of the epoch's packs that are done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstBatch:
     """A new process until it has its first batch, step by step, and which pack that was."""
 
-    import_seconds: float
-    open_seconds: float
-    state_seconds: float
-    batch_seconds: float
-    seconds: float  # since it was launched
+    way: str = column("", "{}")
+    rows: int = column("rows", default=0)  # of the dataset
+    share: float = column("epoch done", "{:.0%}")
+    seconds: float = column("seconds", "{:.2f}")  # since it was launched
+    import_seconds: float = column("import", "{:.2f}")
+    open_seconds: float = column("open", "{:.2f}")
+    state_seconds: float = column("state", "{:.3f}")
+    batch_seconds: float = column("first batch", "{:.3f}")
     behind: int  # packs that are done
     pack: int | None
     samples: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StartRow(FirstBatch):
-    """One way to begin; every time is a median."""
-
-    way: str
-    rows: int
-    share: float  # of the epoch that is done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +96,7 @@ class LoaderResult:
     load: float
     speed: Speed
     data: tuple[LongSize, ...]
-    start: tuple[StartRow, ...]
+    start: tuple[FirstBatch, ...]
     memory: tuple[MemoryCourse, ...]
 
 
@@ -170,15 +174,6 @@ def _long(root: Path, config: DatasetConfig, rows: int, steps: int) -> LongData:
 # ---- time to the first batch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """One way to begin."""
-
-    data: LongData
-    access: Access = "map-style"
-    share: float = 0.0  # of the epoch's packs that are done
-
-
 def _starts(small: LongData, large: LongData) -> list[Start]:
     """A tenth of the rows, then all of them from several places."""
     return [
@@ -188,7 +183,7 @@ def _starts(small: LongData, large: LongData) -> list[Start]:
     ]
 
 
-def _start_times(cases: Sequence[Start], folder: str) -> tuple[StartRow, ...]:
+def _start_times(cases: Sequence[Start], folder: str) -> tuple[FirstBatch, ...]:
     """All cases and a plain DataLoader, one after the other, several rounds."""
     plain = cases[-1].data
     rounds = []
@@ -197,18 +192,14 @@ def _start_times(cases: Sequence[Start], folder: str) -> tuple[StartRow, ...]:
         forget_pages(_files(plain))
         times.append(in_new_process(plain_first_batch, plain.config.dataset_path, folder, time.time()))
         rounds.append(times)
-    named = [(str(case.access), case.data.size.rows, case.share) for case in cases]
-    named.append((PLAIN, plain.size.rows, 0.0))
-    return tuple(
-        StartRow(way=way, rows=rows, share=share, **_medians(times))
-        for (way, rows, share), times in zip(named, zip(*rounds, strict=True), strict=True)
-    )
+    sizes = [*(case.data.size.rows for case in cases), plain.size.rows]
+    return tuple(_medians(times, rows) for times, rows in zip(zip(*rounds, strict=True), sizes, strict=True))
 
 
-def _medians(rounds: Sequence[FirstBatch]) -> dict[str, Any]:
+def _medians(rounds: Sequence[FirstBatch], rows: int) -> FirstBatch:
     """Seconds as medians; what is no time is the same in every round."""
-    times = {name: median(getattr(one, name) for one in rounds) for name in _TIMES}
-    return asdict(rounds[0]) | times
+    times = {name: median(getattr(one, name) for one in rounds) for name in ("seconds", *_TIMES)}
+    return replace(rounds[0], rows=rows, **times)
 
 
 def _files(data: LongData) -> list[Path]:
@@ -235,7 +226,7 @@ def first_batch(config: DatasetConfig, access: Access, share: float, launched: f
     loader.load_state_dict({**loader.state_dict(), "next_pack": behind})
     times.append(time.time())
     info = next(iter(loader)).info
-    return _timed(times, behind=behind, pack=info.keys[0].pack, samples=info.samples)
+    return _timed(times, way=access, share=share, behind=behind, pack=info.keys[0].pack, samples=info.samples)
 
 
 def plain_first_batch(path: str, folder: str, launched: float) -> FirstBatch:
@@ -244,14 +235,15 @@ def plain_first_batch(path: str, folder: str, launched: float) -> FirstBatch:
     times = [launched, time.time()]
     loader = plain_loader(Path(path), folder, batch_size=8, workers=0)
     times += [time.time()] * 2
-    return _timed(times, behind=0, pack=None, samples=next(iter(loader))["samples"])
+    samples = next(iter(loader))["samples"]
+    return _timed(times, way=PLAIN, share=0.0, behind=0, pack=None, samples=samples)
 
 
-def _timed(times: list[float], *, behind: int, pack: int | None, samples: int) -> FirstBatch:
+def _timed(times: list[float], **facts: Any) -> FirstBatch:
     """The batch is there now; times are the ends of the steps before it."""
     times = [*times, time.time()]
-    steps = dict(zip(_TIMES, (after - before for before, after in pairwise(times)), strict=False))
-    return FirstBatch(**steps, seconds=times[-1] - times[0], behind=behind, pack=pack, samples=samples)
+    steps: dict[str, Any] = dict(zip(_TIMES, (after - before for before, after in pairwise(times)), strict=True))
+    return FirstBatch(**facts, **steps, seconds=times[-1] - times[0])
 
 
 def _load_libraries() -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 
 ROUNDS = 3
@@ -49,16 +50,16 @@ class Delivered:
 class SpeedLine:
     """One way with one number of workers: medians over the rounds, and its speed over that of the plain loader."""
 
-    way: str
-    workers: int
-    batches: int
-    samples_per_second: float
-    images_per_second: float
-    batches_per_second: float
+    way: str = column("", "{}")
+    workers: int = column("workers", "{}")
+    batches: int = column("batches")
+    padding: float = column("padding", "{:.1%}")
+    samples_per_second: float = column("samples /s", "{:,.1f}")
+    images_per_second: float = column("images /s", "{:,.1f}")
+    batches_per_second: float = column("batches /s", "{:,.2f}")
     tokens_per_second: float
-    padding: float
-    ratio: float
-    ratio_lowest: float
+    ratio: float = column("x plain", "{:.2f}")
+    ratio_lowest: float = column("range", lambda row: f"{row.ratio_lowest:.2f}-{row.ratio_highest:.2f}")
     ratio_highest: float
 
 

@@ -15,6 +15,7 @@ from packtrain.bench.host import timed
 from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture, read_lengths
 from packtrain.bench.other_packers import NOT_RUN, OTHERS, OtherPacker
 from packtrain.bench.scaling import Growth, What, scaling
+from packtrain.bench.tables import column
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
 from packtrain.families.known_shapes import known_config
@@ -46,16 +47,16 @@ _QUADRATIC = 20_000  # samples for what is quadratic
 class OneResource:
     """Packs of one strategy, the bound, and the time of the whole call."""
 
-    strategy: str
-    capacity: int
-    samples: int  # that fit
+    strategy: str = column("strategy", "{}")
+    capacity: int = column("capacity")
+    samples: int = column("samples that fit")  # that fit
     dropped: int
-    packs: int
-    bound: int
-    of_bound: float
-    seconds: float
-    samples_per_second: float
-    nanoseconds_per_sample: float
+    bound: int = column("bound")
+    packs: int = column("packs")
+    of_bound: float = column("of bound", "{:.4f}")
+    seconds: float = column("seconds", "{:.4f}")
+    samples_per_second: float = column("samples /s", "{:,.0f}")
+    nanoseconds_per_sample: float = column("ns a sample", "{:,.0f}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,17 +71,17 @@ class Strategies:
 class OtherRow:
     """A packer of another project beside ours, on the very same lengths."""
 
-    packer: str
+    packer: str = column("packer", lambda row: f"{row.packer} ({row.version})")
     version: str
-    capacity: int
-    samples: int
-    bound: int
-    packs: int
-    our_packs: int
-    seconds: float
-    our_seconds: float
-    times_our_packs: float
-    times_our_seconds: float
+    capacity: int = column("capacity")
+    samples: int = column("samples")
+    bound: int = column("bound")
+    packs: int = column("packs")
+    our_packs: int = column("ours")
+    seconds: float = column("seconds", "{:.4f}")
+    our_seconds: float = column("ours", "{:.4f}")
+    times_our_packs: float = column("packs x", "{:.4f}")
+    times_our_seconds: float = column("seconds x", "{:,.1f}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,17 +97,19 @@ class Others:
 class SeveralRow:
     """A mixture under several limits: shares of the bound that each way reaches, each at most 1."""
 
-    mixture: str
-    limits: tuple[int, ...]
+    mixture: str = column("mixture", "{}")
+    limits: tuple[int, ...] = column(
+        "tokens / vision tokens / images", lambda row: " / ".join(f"{limit:,}" for limit in row.limits)
+    )
     samples: int
     bound: int
-    first_fit_random: float
-    first_fit_decreasing: float
-    best_fit_decreasing: float
-    fast: float
-    fast_seconds_per_million: float
-    best: float
-    best_seconds_per_million: float
+    fast: float = column("fast", "{:.4f}")
+    best: float = column("best", "{:.4f}")
+    first_fit_random: float = column("first fit, random order", "{:.4f}")
+    first_fit_decreasing: float = column("first fit, decreasing", "{:.4f}")
+    best_fit_decreasing: float = column("best fit, decreasing", "{:.4f}")
+    fast_seconds_per_million: float = column("fast, s per million", "{:.1f}")
+    best_seconds_per_million: float = column("best, s per million", "{:.1f}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from packtrain.bench.host import in_new_process, peak_memory
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
+from packtrain.bench.tables import column
 from packtrain.packing.arrays import pack_arrays
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
@@ -18,6 +19,7 @@ from packtrain.packing.windows import LARGEST_WINDOW, pack_windows
 # Alone: lengths in, packs out. Plan: all that a plan needs of a window, which is all columns of costs, packs that are
 # alike, and what every pack holds.
 What = Literal["alone", "plan"]
+_WHAT = {"alone": "lengths to packs", "plan": "costs to a plan"}
 _BLOCK = 1 << 17  # rows made at once
 
 
@@ -39,8 +41,8 @@ class GeneratedRows:
         for at in range(start, stop, _BLOCK):
             block = lvis_shape(min(_BLOCK, stop - at), seed=at)
             rows = slice(at - start, at - start + len(block))
-            for name, column in columns.items():
-                column[rows] = block[name]
+            for name, values in columns.items():
+                values[rows] = block[name]
             tails[rows] = block["tokens"] - block["vision_tokens"]
         self.seconds += time.process_time() - begun
         return Samples(columns), Tails(tails)
@@ -58,21 +60,17 @@ def _lengths(start: int, stop: int) -> np.ndarray:
 class Growth:
     """Packing one number of samples; bytes are those beyond a process that makes the same samples only."""
 
-    samples: int
-    window: int
-    what: What
+    what: str = column("what", lambda row: _WHAT[row.what])
+    samples: int = column("samples")
+    window: int = column("at once")
     capacity: int
-    packs: int
+    packs: int = column("packs")
     bound: int
-    of_bound: float
-    seconds: float
-    nanoseconds_per_sample: float
-    peak_gib: float
-    extra_bytes_per_sample_of_a_window: float
-
-    @property
-    def what_is_packed(self) -> str:
-        return {"alone": "lengths to packs", "plan": "costs to a plan"}[self.what]
+    of_bound: float = column("of bound", "{:.4f}")
+    seconds: float = column("seconds", "{:,.2f}")
+    nanoseconds_per_sample: float = column("ns a sample", "{:,.0f}")
+    peak_gib: float = column("peak GiB", "{:.2f}")
+    extra_bytes_per_sample_of_a_window: float = column("extra bytes per sample", "{:,.0f}")
 
 
 def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) -> Growth:
