@@ -79,7 +79,7 @@ def write_lines(path: Path, records: Iterable[Record]) -> Path:
 
 
 def write_shards(folder: Path, records: list[Record], root: Path) -> Path:
-    """The same records in the same order in compressed archives, each with its picture beside it."""
+    """The same records in the same order in compressed archives, each with its picture."""
     folder.mkdir()
     for shard, numbers in enumerate(np.array_split(np.arange(len(records)), SHARDS)):
         buffer = io.BytesIO()
@@ -161,7 +161,7 @@ def _table_of(config: DatasetConfig) -> CostTable:
 
 
 def _made_files(dataset: MultiModalDataset) -> list[Path]:
-    """The files that a dataset is delivered from, beside its data."""
+    """The files that a dataset is delivered from, apart from its data."""
     table, plan = Path(dataset.plan.summary.cost_table), dataset.plan.folder
     assert plan is not None, "plans of datasets are in folders"
     row_files = (Path(str(dataset.config.cache_dir)) / "rows").glob("rows-*.arrow")

@@ -1,4 +1,4 @@
-"""What benchmarks measure with: the clock, new processes, the memory of processes, and facts about the host."""
+"""Tools of the benchmarks: the clock, new processes, the memory of processes, and facts about the host."""
 
 from __future__ import annotations
 

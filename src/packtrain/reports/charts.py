@@ -170,7 +170,7 @@ def stacked_bar(
 
 
 def share_bar(share: float, css: str = "c0") -> Markup:
-    """A small bar for a table cell; the number stands beside it."""
+    """A small bar for a table cell; the number is next to it."""
     width = percent_of(min(max(share, 0.0), 1.0))
     return element(
         "svg", element("rect", width=width, height="8", rx="2", class_=css), class_="bar", aria_hidden="true"
@@ -237,7 +237,7 @@ def edge_ticks(edges: Sequence[float]) -> list[tuple[float, str]]:
     last = len(edges) - 1
     if last < 1:
         return []
-    if edges[1] - edges[0] <= 1 and edges[0] % 1:  # whole numbers: the label stands under the middle of its bar
+    if edges[1] - edges[0] <= 1 and edges[0] % 1:  # whole numbers: the label is under the middle of its bar
         chosen = spaced([(at + 0.5) / last for at in range(last)], 0, 0.12)
         return [((at + 0.5) / last, count(edges[at] + 0.5)) for at in chosen]
     labels = [(at / last, tick(edges[at])) for at in range(0, last, max(1, round(last / 5)))]

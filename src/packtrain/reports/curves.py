@@ -95,7 +95,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dot:
-    """One mark beside the curves."""
+    """One mark next to the curves."""
 
     x: float
     y: float

@@ -136,7 +136,7 @@ def _plain(text: str) -> str:
 
 
 def subtitle(study: Study) -> str:
-    """What was studied, and what is recommended."""
+    """The study and its recommendation in one line."""
     chosen = study.simulations[study.recommendation.simulation]
     return (
         f"{count(study.dataset.samples)} samples, {large(study.dataset.tokens)} tokens · {shown(study.model, 50)} · "

@@ -37,7 +37,7 @@ def render(template: str, content: Content, *, styles: tuple[str, ...] = ("repor
 
 
 class Numbers:
-    """Shows a number of the content, together with where it stands and its exact value."""
+    """Shows a number of the content, together with its place and its exact value."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -72,7 +72,7 @@ def yaml_lines(text: str) -> list[tuple[bool, str]]:
 
 
 def changes(config: Mapping[str, object], other: Mapping[str, object], path: str = "") -> list[str]:
-    """What another config has differently, one setting a line.
+    """How another config differs, one setting a line.
 
     >>> changes({"data": {"packing_length": 20000, "packing": True}}, {"data": {"packing_length": 8192}})
     ['data.packing_length: 8192', 'data.packing: (left out)']

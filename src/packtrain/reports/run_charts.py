@@ -222,7 +222,7 @@ def _percent_tick(share: float) -> str:
 
 
 def _gib(size: float) -> str:
-    """What is drawn in GiB, so that ticks are round numbers of them."""
+    """A number that is drawn in GiB, so that ticks are round."""
     return gib(size * GIB)
 
 

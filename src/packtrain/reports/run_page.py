@@ -128,7 +128,7 @@ def markdown_of(content: Content) -> str:
 
 
 def cell(content: Content, row: RunRow, at: int) -> str:
-    """What a run has in a line."""
+    """The value of a run in a row."""
     where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
     return formatted(row.kind, where[row.key])
 

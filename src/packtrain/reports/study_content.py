@@ -17,7 +17,7 @@ from packtrain.planning.study_values import Group, PaddedRun, Simulation, Study
 
 Content = dict[str, Any]  # JSON: what is written, embedded and looked up by path
 SHOWN_SOURCES, SHOWN_REASONS, SHOWN_IDS = 12, 24, 12  # on the page; files have all
-LONGEST = 600  # characters of a sentence; only a name that is none makes one longer
+LONGEST = 600  # characters of a sentence; only a hostile name makes one longer
 
 
 def json_value(value: Any) -> Any:
@@ -164,7 +164,7 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
 
 
 def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
-    """Speeds and sizes of a padded run, so that it can stand beside a packed one."""
+    """Speeds and sizes of a padded run, as a packed one has them."""
     known = run.seconds > 0
     return {
         "tokens_per_second": json_value(run.tokens_per_second) if known else None,
@@ -278,7 +278,7 @@ _MODALITIES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One number of every simulation: its title, format and field, and a share that stands in brackets behind it."""
+    """One number of every simulation: its title, format and field, and a share in brackets after it."""
 
     title: str
     kind: str
@@ -339,7 +339,7 @@ _EXPECTED = (
 
 
 def compared(epochs: int) -> tuple[tuple[str, tuple[ComparedRow, ...]], ...]:
-    """Padding beside packing: what an epoch is, what all of them are, and what a run should show."""
+    """Padding and packing side by side: what an epoch is, what all of them are, and what a run should show."""
     whole = ((f"All {epochs} epochs", _ALL_EPOCHS),) if epochs > 1 else ()
     return ("One epoch", _ONE_EPOCH), *whole, ("What you should see", _EXPECTED)
 

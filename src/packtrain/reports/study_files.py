@@ -1,4 +1,4 @@
-"""The files of a study: rendered completely beside their places, then moved there, so that none is ever a part."""
+"""The files of a study: all rendered first, then moved to their places, so that none is ever incomplete."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _histogram(study: Study, name: str) -> Drawing:
 
 
 def histogram_title(study: Study, name: str) -> str:
-    """What a histogram counts."""
+    """The title of a histogram."""
     return f"{words(name)} per sample{' that has any' if study.dataset.histograms[name].without_zeros else ''}"
 
 
@@ -290,7 +290,7 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Drawing, ..
 
 
 def _memory(study: Study) -> tuple[Drawing, ...]:
-    """The chosen packing, and the setups beside it, against one GPU."""
+    """The chosen packing and the setups compared with it, against one GPU."""
     setups = [
         (study.recommendation.mark, study.memory.estimate),
         *((one.name, one.estimate) for one in study.memory.beside),

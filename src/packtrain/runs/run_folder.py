@@ -41,7 +41,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "num
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOutcome:
-    """How a run ended, or where it stands."""
+    """How a run ended, or how far it is."""
 
     status: str  # running, complete, interrupted, failed
     step: int = 0
@@ -102,7 +102,7 @@ class RunFacts:
     fingerprints: Mapping[str, str | None] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None  # what the data are known by, to be compared when it is resumed
     evaluated: Mapping[str, Any] | None = None  # the same of evaluation data
-    frozen: Mapping[str, str] = field(default_factory=dict)  # what the weights beside adapters are known by
+    frozen: Mapping[str, str] = field(default_factory=dict)  # checksums of the weights under adapters
     derived: Mapping[str, Any] = field(default_factory=dict)  # numbers for people and pages
     notes: tuple[str, ...] = ()
     prepared: tuple[str, ...] = ()
@@ -151,11 +151,11 @@ class RunFolder:
         return (self.path / RUN).is_file()
 
     def facts(self) -> RunFacts:
-        """What run.json says."""
+        """The content of run.json."""
         return RunFacts.from_json(self._body())
 
     def check_resumed(self) -> None:
-        """Refuse to go on in a folder with links, before anything in it is read: it may come from somebody else."""
+        """Refuse to go on in a folder with links, before anything in it is read: it may be another user's."""
         refuse_links(self.path)
 
     def check_place(self) -> None:
@@ -269,7 +269,7 @@ def origin(model: str, seed: int) -> dict[str, Any] | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that a run's numbers depend on."""
+    """Versions of Python and of the packages that a run's numbers depend on."""
     found = {"python": platform.python_version(), "packtrain": packtrain.__version__}
     for name in _PACKAGES:
         try:
@@ -280,7 +280,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Of the git repository in which the run was started, with -dirty where files differ from it; else None."""
+    """The commit of the git repository in which the run was started, with -dirty where files differ; else None."""
     # No program that the repository's own settings name is run.
     command = ("git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:

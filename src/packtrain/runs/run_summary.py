@@ -174,7 +174,7 @@ def loss_window(steps: Steps, samples: float | None = None) -> float:
 
 
 def along(steps: Steps, samples: float, window: float) -> float | None:
-    """The mean loss over the last samples when so many had been seen."""
+    """The mean loss over the last samples, at a number of samples seen."""
     return _at_samples(steps, smooth_loss(steps, window), samples)
 
 
@@ -200,19 +200,19 @@ def trailing_mean(x: np.ndarray, y: np.ndarray, weights: np.ndarray, width: floa
 
 
 def drawn_loss(steps: Steps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The smoothed loss for drawing: each mean stands in the middle of what it is a mean of."""
+    """The smoothed loss for drawing: each mean is drawn at the middle of its window."""
     window = loss_window(steps)
     return trailing_mean(steps["samples_seen"], x, steps["supervised_tokens"], window), smooth_loss(steps, window)
 
 
 def _at_samples(steps: Steps, values: np.ndarray, samples: float) -> float | None:
-    """What a column was when so many samples had been seen; between two steps, in proportion."""
+    """A column at a number of samples seen, interpolated between steps."""
     good = np.isfinite(values) & np.isfinite(steps["samples_seen"])
     return float(np.interp(samples, steps["samples_seen"][good], values[good])) if good.any() else None
 
 
 def _padding(steps: Steps) -> float | None:
-    """Of all positions that were computed, the share that taught nothing."""
+    """The share of padding among all positions that were computed."""
     share, tokens = steps["padding_share"], steps["tokens"]
     good = np.isfinite(share) & np.isfinite(tokens) & (tokens > 0) & (share < 1)
     if not good.any():

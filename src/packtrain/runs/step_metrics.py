@@ -48,7 +48,7 @@ def _metric(
     logged: bool = True,
     default: Any = MISSING,
 ) -> Any:
-    """A field of StepMetrics; `key` is its name where users know it by one that is no name of Python.
+    """A field of StepMetrics; `key` is its name in the log where that is not a Python identifier.
 
     `over_ranks`: how it is made of the same number of every rank; without it the meter computes it.
     """

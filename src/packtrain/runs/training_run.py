@@ -1,6 +1,6 @@
 """A run as its folder tells it, also while it is written, after a crash, or when parts of it are missing.
 
-What cannot be read is said in the run's notes. Only a folder that is no run at all is an error.
+The run's notes name what could not be read. Only a folder that is not a run at all is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BEGINNING, _SLOW = 10, 3.0  # see Steps.warm
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Steps:
-    """What was logged of every optimizer step, in order; NaN where a step does not say."""
+    """The metrics of every optimizer step, in order; NaN where one is missing."""
 
     columns: Mapping[str, np.ndarray]  # by the names of STEP_KEYS
     rates: Mapping[str, np.ndarray] = field(default_factory=dict)  # learning rates by part
@@ -51,7 +51,7 @@ class Steps:
     def warm(self) -> np.ndarray:
         """Which steps warm up: workers start in them, or layers are compiled. No speed counts them.
 
-        The first step, and single ones among the first ten that take thrice the median of those ten: a shape that is
+        The first step, and single ones among the first ten that take three times their median: a shape that is
         compiled later, or a process that resumes. Where half of the ten are slow, the machine was, and they count. A
         run of one step has none.
         """
@@ -66,7 +66,7 @@ class Steps:
 
     @property
     def elapsed(self) -> np.ndarray:
-        """Seconds of training behind each step; steps that warm up count as if they were as fast as the others.
+        """Seconds of training up to each step; steps that warm up count as if they were as fast as the others.
 
         So the time for some samples is their tokens over the run's tokens per second. Pauses between processes do not
         count.
@@ -80,7 +80,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What run.json says; None where it does not."""
+    """The content of run.json; None for what is missing."""
 
     model: str | None = None
     mode: str | None = None  # packed or padded
@@ -168,7 +168,7 @@ def _check(folder: Path) -> None:
 
 
 def _opened(path: Path, notes: list[str]) -> BinaryIO:
-    """A file that may be missing: then an empty one. A link is refused: the folder may be somebody else's."""
+    """A file that may be missing: then an empty one. A link is refused: the folder may be another user's."""
     try:
         return os.fdopen(open_own(path, os.O_RDONLY), "rb")
     except FileNotFoundError:
