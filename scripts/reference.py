@@ -14,8 +14,10 @@ from typing import Any
 from typer.main import get_command
 
 from packtrain.cli import app
-from packtrain.config.section import Key, Section
-from packtrain.config.sections import KEYS, MEDIA_LIMITS, MONITOR_LIMITS, SECTIONS, TRAINER_KEYS
+from packtrain.config.data_section import MEDIA_LIMITS
+from packtrain.config.keys import Key, Section
+from packtrain.config.sections import KEYS, SECTIONS, TRAINER_KEYS
+from packtrain.config.training_section import MONITOR_LIMITS
 from packtrain.runs.step_metrics import METRICS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

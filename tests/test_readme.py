@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from packtrain.app.train.resolve import resolve_run
 from packtrain.cli import app
 from packtrain.config.run_config import load_config
-from packtrain.demo.demo_data import write_dataset
 from packtrain.families.registry import all_families
 from packtrain.families.tiny import tiny_families
+from packtrain.records.synthetic import write_dataset
 
 ROOT = Path(__file__).parents[1]
 # So that a CPU is done in seconds.

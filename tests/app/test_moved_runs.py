@@ -16,8 +16,7 @@ import yaml
 from commands import Run
 from made_runs_data import write_config
 
-from packtrain.app.cache.cached import list_cache
-from packtrain.app.cache.of_run import clear_run
+from packtrain.app.cache import clear_run, list_cache
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.resume import check_frozen, check_resumed, other_evaluation
@@ -137,7 +136,7 @@ def test_rows_of_tables_move_by_content(home: Path, monkeypatch: pytest.MonkeyPa
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the run interrupted after so many steps."""
-    from packtrain.training.run_watch import RunWatch
+    from packtrain.training.callbacks import RunWatch
 
     on_step = RunWatch.on_step
 

@@ -15,7 +15,7 @@ from made_runs_data import write_chats, write_config
 from test_moved_runs import known_by, losses, stop_at
 from tokenizers import Tokenizer
 
-from packtrain.app.datasets.build import MultiModalDataset
+from packtrain.app.datasets import MultiModalDataset
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run, resolved_sections, with_template_date
@@ -27,12 +27,11 @@ from packtrain.core.values import Message, Record, Text
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.encode.processor import RealProcessor
-from packtrain.delivery.encode.token_table import TokenTable
-from packtrain.delivery.online.online_source import OnlineSource
+from packtrain.delivery.encode.token_cache import TokenTable
+from packtrain.delivery.online_source import OnlineSource
 from packtrain.families import tiny
-from packtrain.families.chat_template import ChatTemplate
+from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.settings import read_settings
-from packtrain.families.template_date import with_date
 from packtrain.measuring.request import Request, measure_inputs
 from packtrain.modeling.export import _put_template as put_template
 from packtrain.modeling.load import build_model
@@ -52,7 +51,7 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     def set_to(day: str) -> None:
         moment = datetime.fromisoformat(f"{day}T23:59:00")
-        monkeypatch.setattr("packtrain.families.template_date.now", lambda: moment)
+        monkeypatch.setattr("packtrain.families.chat_template.now", lambda: moment)
 
     return set_to
 

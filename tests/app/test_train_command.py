@@ -23,9 +23,9 @@ from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.train.from_data import config_from_data
+from packtrain.app.train.outcome import ProcessPlace
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.train_outcome import ProcessPlace
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve
@@ -337,7 +337,7 @@ class TestRun:
     def test_stopped_and_gone_on_with_is_the_run_that_was_not_stopped(
         self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from packtrain.training.run_watch import RunWatch
+        from packtrain.training.callbacks import RunWatch
 
         more = ("training.max_steps=6", "training.effective_batch_size=6")
         whole, stopped = tmp_path / "whole", tmp_path / "stopped"

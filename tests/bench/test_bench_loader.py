@@ -22,11 +22,10 @@ from packtrain.app.measure import measure_outcome
 from packtrain.bench import loader as loader_bench
 from packtrain.bench import loader_speed
 from packtrain.bench.data import (
+    PICTURES,
     SHARDS,
-    loader_chats,
     repeat_file,
     repeat_table,
-    write_lines,
     write_long,
     write_pictures,
     write_shards,
@@ -39,6 +38,7 @@ from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ConfigError
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.table import COSTS, MEDIA, CostTable
+from packtrain.records.synthetic import picture_chats, write_lines
 
 MODEL = "tiny:qwen3_vl"
 QUICK = {"workers": 1, "check": 0}
@@ -75,7 +75,7 @@ def config(path: Path, cache: Path, model: str, **settings: Any) -> DatasetConfi
 
 def test_a_repeated_table_is_what_measuring_the_long_file_gives(folder: Path, model: str) -> None:
     """Every column of every row, so that a row leads to its own line and the plan has true costs."""
-    path = write_lines(folder / "short.jsonl", loader_chats(7, lambda n: 2 + n))
+    path = write_lines(folder / "short.jsonl", list(picture_chats(PICTURES, (2 + n for n in range(7)))))
     table = measure_outcome(path, model=model, out=folder / "repeated", workers=1, check=0).table
     assert len(table) == 7
     repeat_file(path, 5)
@@ -108,7 +108,7 @@ def test_long_data_are_read_at_every_place(folder: Path, model: str, tmp_path: P
 
 def test_shards_hold_the_same_records(folder: Path, model: str, tmp_path: Path) -> None:
     """Map-style access to lines and streaming from compressed shards deliver the same samples in the same packs."""
-    found = loader_chats(10, lambda n: 1 + n * 9)
+    found = list(picture_chats(PICTURES, (1 + n * 9 for n in range(10))))
     lines = write_lines(folder / "same.jsonl", found)
     shards = write_shards(tmp_path / "shards", found, folder)
     assert len(list(shards.glob("*.tar.gz"))) == SHARDS
@@ -126,7 +126,7 @@ def test_shards_hold_the_same_records(folder: Path, model: str, tmp_path: Path) 
 
 @pytest.mark.contract
 def test_every_way_delivers_the_same_samples(folder: Path, model: str, tmp_path: Path) -> None:
-    found = loader_chats(8, lambda n: 1 + n * 9)
+    found = list(picture_chats(PICTURES, (1 + n * 9 for n in range(8))))
     given = config(folder, tmp_path / "cache", model, epochs=epochs_needed())
     task = SpeedTask(
         lines=replace(given, dataset_path=str(write_lines(folder / "speed.jsonl", found))),
@@ -149,7 +149,7 @@ def test_every_way_delivers_the_same_samples(folder: Path, model: str, tmp_path:
 
 @pytest.mark.parametrize("access", ["map-style", "streaming"])
 def test_a_start_delivers_the_pack_that_is_next(folder: Path, model: str, tmp_path: Path, access: Any) -> None:
-    path = write_lines(folder / "start.jsonl", loader_chats(12, lambda n: 1 + n * 9))
+    path = write_lines(folder / "start.jsonl", list(picture_chats(PICTURES, (1 + n * 9 for n in range(12)))))
     given = config(path, tmp_path / "cache", model)
     dataset = MultiModalDataset(given)
     dataset.build()

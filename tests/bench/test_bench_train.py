@@ -30,7 +30,7 @@ from packtrain.bench.train_rows import (
 )
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.families.contracts import contract_for
 from packtrain.predicting.memory_states import count
@@ -209,7 +209,7 @@ def test_adapters_are_those_of_training() -> None:
         assert {weight.dtype for weight in learning.values()} == {dtype}
         assert all("lora_" in name and "language_model.layers" in name for name in learning)
         counted = count(model.shape, rows[0].setup(64))
-        assert sum(weight.numel() for weight in learning.values()) == counted.adapters == counted.learning
+        assert sum(weight.numel() for weight in learning.values()) == counted.adapters == counted.trainable
     assert all(row.setup(64).half_adapters for row in rows)
 
 

@@ -13,14 +13,13 @@ import torch
 
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
-from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.encode.row_table import SampleRow
 from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.delivery.loader.pack_loader import PackLoader
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
 from packtrain.records.media import MediaStore

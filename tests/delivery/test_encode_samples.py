@@ -37,8 +37,7 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.modeling.load import build_model
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.schema_options import SchemaOptions
-from packtrain.records.schemas.to_record import to_record
+from packtrain.records.schemas.to_record import SchemaOptions, to_record
 from packtrain.records.source import Entry
 
 pytestmark = pytest.mark.contract

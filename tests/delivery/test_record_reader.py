@@ -24,17 +24,16 @@ from packtrain.app.measure import measure_outcome
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
-from packtrain.delivery.encode.reader import PAUSES, RecordReader
-from packtrain.delivery.encode.row_table import RowTable
+from packtrain.delivery.encode.row_table import PAUSES, RecordReader, RowTable
 from packtrain.measuring.measure_summary import Places
 from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.open import iter_units, read_unit
-from packtrain.records.schemas.schema_options import SchemaOptions
+from packtrain.records.schemas.to_record import SchemaOptions
 from packtrain.records.shards.data_files import CachedFiles, LocalFiles
-from packtrain.records.shards.plain import Files, Plain
 from packtrain.records.shards.shard_cache import ShardCache
+from packtrain.records.span import Files, Plain
 
 Model = Callable[[str], Path]
 PER_TAR = 2  # shards

@@ -20,7 +20,7 @@ from transformers.video_utils import VideoMetadata
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Rule, Run
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.registry import load_rule
 
 REFUSED = "refused"

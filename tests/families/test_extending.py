@@ -136,7 +136,7 @@ def test_two_modules_cannot_register_one_name(registered: dict[str, Family]) -> 
 
 
 def test_media_need_a_small_image(registered: dict[str, Family]) -> None:
-    from packtrain.families.contracts import BatchContract
+    from packtrain.families.family import BatchContract
 
     with pytest.raises(ConfigError, match="no small_image"):
         packtrain.register_family(Family(model_type="new", contract=BatchContract(media={"pixel_values": "rows"})))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run
+from packtrain.families.family import Expansion, ProcessorSettings, Run
 from packtrain.families.nanovlm.rule import NanoVLM
 
 NO_LIMITS = MediaLimits()

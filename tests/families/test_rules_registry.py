@@ -12,7 +12,7 @@ import pytest
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import ProcessorSettings, Rule
+from packtrain.families.family import ProcessorSettings, Rule
 from packtrain.families.registry import BUILT_IN, all_families, load_rule
 from packtrain.families.text.rule import TextOnly
 

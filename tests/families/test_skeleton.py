@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.families import tiny
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings

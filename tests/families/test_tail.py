@@ -28,8 +28,8 @@ from packtrain.core.values import (
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.families import tiny
-from packtrain.families.base import Expansion, Rule, Run
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Expansion, Rule, Run
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 
@@ -112,7 +112,7 @@ def written_out(encoder: RecordEncoder, record: Record, headers: list[MediaHeade
 
 def runs_of(encoder: RecordEncoder, record: Record, headers: list[MediaHeader], cost: Cost) -> str:
     """The spans of a tail by the labels that are delivered."""
-    _, labels, _ = SampleTokens.of(encoder.layout(record, headers), encoder.tokenizer, 0).expanded()
+    _, labels, _ = SampleTokens.of(encoder.layout(record, headers), encoder.tokenizer).expanded()
     carrying = [label != IGNORED for label in labels[len(labels) - cost.tail_tokens :]]
     found = [len(list(same)) for _, same in groupby(carrying)]
     return ",".join(map(str, [0, *found] if carrying and carrying[0] else found or [0]))

@@ -25,7 +25,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.core.errors import DataError
 from packtrain.measuring.measure_summary import UnreadName
 from packtrain.measuring.measurement import MeasureOutcome
-from packtrain.records.formats import compression
+from packtrain.records.shards import decompression
 
 GOOD = 40
 PLACEHOLDERS = "media placeholders in the text do not match the media"
@@ -330,10 +330,10 @@ def test_what_cannot_be_delivered_is_not_measured(
     assert counts.rows == 60
     assert counts.entries == 60 + len(lines)
     assert counts.cut_short == 1
-    assert {line["reason"] for line in lines} <= {compression.SPOILT, compression.CUT_OFF, compression.DAMAGED}
+    assert {line["reason"] for line in lines} <= {decompression.SPOILT, decompression.CUT_OFF, decompression.DAMAGED}
     if kind.endswith("gz"):
-        assert sum(line["reason"] == compression.SPOILT for line in lines) > 20
-        with pytest.raises(DataError, match=compression.SPOILT):
+        assert sum(line["reason"] == decompression.SPOILT for line in lines) > 20
+        with pytest.raises(DataError, match=decompression.SPOILT):
             measure_outcome(tmp_path / "data", **{**options, "out": tmp_path / "again"})
 
 

@@ -32,8 +32,8 @@ from packtrain.core.errors import ConfigError, DriftError
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
-from packtrain.families.base import Run
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Run
 from packtrain.families.internvl.rule import InternVL
 from packtrain.families.qwen_vl.rule import Qwen2VL
 from packtrain.families.settings import read_settings
@@ -42,8 +42,7 @@ from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.schema_options import SchemaOptions
-from packtrain.records.schemas.to_record import to_record
+from packtrain.records.schemas.to_record import SchemaOptions, to_record
 
 pytestmark = pytest.mark.contract
 QUICK, MANY, TRUE_SIZE = 24, 120, 12

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.adapters import decoder_linear_pattern, describe_trainable, set_trainable
-from packtrain.modeling.load import keep_four_bits, load_model
+from packtrain.modeling.load import keep_four_bits, load_model, quiet_libraries
 from packtrain.modeling.model_parts import PARTS, decoder_layers, model_parts, part_of_weight
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.quiet import quiet_libraries
 from packtrain.modeling.vision import add_empty_media_hook, checkpoint_parts, split_vision
 from packtrain.predicting.weights import part_of
 

@@ -22,8 +22,7 @@ from packtrain.families.settings import read_settings
 from packtrain.modeling import export
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.attention import set_attention
-from packtrain.modeling.export import copy_input_files, save_final
-from packtrain.modeling.input_limits import limited_parts, write_limits
+from packtrain.modeling.export import copy_input_files, limited_parts, save_final, write_limits
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
 

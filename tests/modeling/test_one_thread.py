@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from packtrain.modeling import chunked_loss
-from packtrain.modeling.host import in_one_thread
+from packtrain.modeling.host_sync import in_one_thread
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.chunked_loss import ChunkedLoss
 from packtrain.modeling.compiled import compile_layers
+from packtrain.modeling.host_sync import avoid_host_sync
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.patches import PATCHES, patches_of, take_off
 from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision import multiply_patches, split_vision
@@ -38,7 +38,7 @@ def test_a_model_is_as_it_was_when_all_are_taken_off(tmp_path: Path) -> None:
     model = load_model("tiny:qwen3_vl", cache_dir=tmp_path)
     before = state(model)
     prepare_model(model, attn_implementation="sdpa")
-    stop_waiting(model)
+    avoid_host_sync(model)
     multiply_patches(model)
     compile_layers(model)
     split_vision(model, 64)

@@ -13,10 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.core.errors import DataError
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import made_sample
-from packtrain.families.contracts import BatchContract, contract_for
+from packtrain.families.contracts import contract_for
+from packtrain.families.family import BatchContract
 from packtrain.families.tiny import write
 from packtrain.modeling.attention import set_attention
 

@@ -16,7 +16,6 @@ import pytest
 from packtrain.core.errors import ConfigError
 from packtrain.families import tiny
 from packtrain.families.model_folder import known_as, resolve
-from packtrain.families.tiny import folder
 from packtrain.modeling.load import build_model
 
 TEXT_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "gemma3_text", "nanovlm")
@@ -300,8 +299,8 @@ def test_a_resolved_folder_is_known_by_its_name_again(tmp_path: Path) -> None:
 
 def test_resolve_never_reuses_a_folder_of_other_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = resolve("tiny:qwen2", tmp_path)
-    original = folder._files
-    monkeypatch.setattr(folder, "_files", lambda family: {**original(family), "config.json": b"{}"})
+    original = tiny._files
+    monkeypatch.setattr(tiny, "_files", lambda family: {**original(family), "config.json": b"{}"})
     second = resolve("tiny:qwen2", tmp_path)
     assert first != second
     assert (second / "config.json").read_bytes() == b"{}"

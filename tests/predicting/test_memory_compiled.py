@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from packtrain.families.known_shapes import known_config
+from packtrain.families.registry import known_config
 from packtrain.modeling import varlen
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers

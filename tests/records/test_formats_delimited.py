@@ -11,7 +11,7 @@ import pytest
 from format_checks import read_all, read_units, shown, source, values
 
 from packtrain.records.formats import delimited
-from packtrain.records.formats.json_object import NOT_UTF8
+from packtrain.records.formats.jsonl import NOT_UTF8
 from packtrain.records.open import open_sources, recognise
 
 TEXTS = ["plain", "a, b\tc", 'he said "yes"', "two\nlines", "\r\n\n", "é 漢", " padded ", "", '"', "x" * 200_000]

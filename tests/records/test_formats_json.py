@@ -13,7 +13,8 @@ from format_checks import read_all, read_units, reader, shown, source, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.records.formats import compression, json_array, json_object
+from packtrain.records.formats import json_array, jsonl
+from packtrain.records.shards import decompression
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12),
@@ -50,7 +51,7 @@ def test_elements_do_not_depend_on_where_the_text_is_cut(
     document = {"info": {"list": [1, [2]]}, "ids": [1, 2], "data": records, "end": None} if wrapped else records
     path = write(tmp_path_factory.mktemp("json"), json.dumps(document, indent=indent, ensure_ascii=ascii))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "BLOCK", cut)
+        patch.setattr(decompression, "BLOCK", cut)
         entries = read_all(source(path, "json"), block=block)
     assert values(entries) == records
     assert [entry.origin for entry in entries] == [f"data.json:{i + 1}" for i in range(len(records))]
@@ -76,9 +77,9 @@ CASES = {
     "[" + GOOD + ', {"b": "te': [(1, None), (2, json_array.CUT_OFF)],
     "[" + GOOD + "] x": [(1, None), (2, json_array.AFTER_END)],
     "[" + GOOD + "]" + "[" + GOOD + "]": [(1, None), (2, json_array.AFTER_END)],
-    "[12345, " + GOOD + ', "x"]': [(1, json_object.NOT_OBJECT), (2, None), (3, json_object.NOT_OBJECT)],
-    "[" + GOOD + ", " + "[" * 5000 + "]" * 5000 + "]": [(1, None), (2, json_object.TOO_DEEP)],
-    "[" + GOOD + ', {"b": "' + "x" * 300 + '"}]': [(1, None), (2, json_object.TOO_LONG)],
+    "[12345, " + GOOD + ', "x"]': [(1, jsonl.NOT_OBJECT), (2, None), (3, jsonl.NOT_OBJECT)],
+    "[" + GOOD + ", " + "[" * 5000 + "]" * 5000 + "]": [(1, None), (2, jsonl.TOO_DEEP)],
+    "[" + GOOD + ', {"b": "' + "x" * 300 + '"}]': [(1, None), (2, jsonl.TOO_LONG)],
     '{"data": [' + GOOD + ', {"b"': [(1, None), (2, json_array.CUT_OFF)],
     '{"a": [{}], "b": [{}]}': [(None, json_array.SEVERAL_LISTS)],
     '{"a": 1}': [(None, json_array.NOT_A_LIST)],
@@ -92,9 +93,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("text", CASES, ids=lambda text: repr(text[:40]))
-@pytest.mark.parametrize("cut", [1, 5, compression.BLOCK])
+@pytest.mark.parametrize("cut", [1, 5, decompression.BLOCK])
 def test_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, cut: int) -> None:
-    monkeypatch.setattr(compression, "BLOCK", cut)
+    monkeypatch.setattr(decompression, "BLOCK", cut)
     path = write(tmp_path, text)
     # Deep nesting needs a long text, so the limit is only small where the case is about it.
     entries = read_all(source(path, "json"), longest=200 if "x" * 300 in text else 1 << 20)
@@ -102,17 +103,17 @@ def test_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, cut:
     assert [(e.origin, e.error.reason if e.error else None) for e in entries] == expected
 
 
-@pytest.mark.parametrize("cut", [1, 3, compression.BLOCK])
+@pytest.mark.parametrize("cut", [1, 3, decompression.BLOCK])
 def test_broken_text_and_broken_streams_keep_what_is_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
-    monkeypatch.setattr(compression, "BLOCK", cut)
+    monkeypatch.setattr(decompression, "BLOCK", cut)
     path = write(tmp_path, b'[{"a": 1}, {"b": "\xff"}, {"c": 3}]')
-    assert shown(read_all(source(path, "json"))) == [("data.json:1", {"a": 1}), ("data.json:2", json_object.NOT_UTF8)]
+    assert shown(read_all(source(path, "json"))) == [("data.json:1", {"a": 1}), ("data.json:2", jsonl.NOT_UTF8)]
     whole = gzip.compress(b'[{"a": 1}, {"b": 2}]')
     for keep, number in ((-4, 2), (-9, 1)):
         entries = read_all(source(write(tmp_path, whole[:keep]), "json"))
-        assert [entry.error.reason if entry.error else "" for entry in entries][-1] == compression.CUT_OFF
+        assert [entry.error.reason if entry.error else "" for entry in entries][-1] == decompression.CUT_OFF
         assert values(entries[:-1]) == [{"a": 1}, {"b": 2}][: len(entries) - 1]
         assert len(entries) - 1 >= number
 

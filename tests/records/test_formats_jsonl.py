@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats import compression, json_object, jsonl
+from packtrain.records.formats import jsonl
+from packtrain.records.shards import address, decompression
 
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}
 
@@ -74,7 +75,7 @@ def test_entries_do_not_depend_on_where_a_file_is_cut(
                 expected.append((f"data.jsonl:{number}", repr(value) if isinstance(value, dict) else "error"))
             except ValueError:
                 expected.append((f"data.jsonl:{number}", "error"))
-    if compression.compression_of(data) != "none":
+    if decompression.compression_of(data) != "none":
         return
     for packer in PACKERS.values():
         entries = read_all(source(write(folder, packer(data)), "jsonl"), block=block)
@@ -94,17 +95,17 @@ def test_a_unit_owns_the_lines_that_start_in_it(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    b'{"a": 1': json_object.NOT_JSON,
-    b'{"a": "\xff"}': json_object.NOT_UTF8,
-    b"[1, 2]": json_object.NOT_OBJECT,
-    b'[{"role": "user"}, {"messages": []}]': json_object.PACKED,
-    b'"text"': json_object.NOT_OBJECT,
-    b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}": json_object.TOO_DEEP,
-    b'{"a":' + b"[" * 300 + b"]" * 300 + b"}": json_object.TOO_DEEP,
-    b'{"a": "\\ud800"}': json_object.LONE_SURROGATE,
-    b'{"a": ' + b"9" * 5000 + b"}": json_object.NOT_JSON,
-    b'{"a": "\x0b"}': json_object.NOT_JSON,
-    b'{"a": "' + b"x" * 30000 + b'"}': json_object.TOO_LONG,
+    b'{"a": 1': jsonl.NOT_JSON,
+    b'{"a": "\xff"}': jsonl.NOT_UTF8,
+    b"[1, 2]": jsonl.NOT_OBJECT,
+    b'[{"role": "user"}, {"messages": []}]': jsonl.PACKED,
+    b'"text"': jsonl.NOT_OBJECT,
+    b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}": jsonl.TOO_DEEP,
+    b'{"a":' + b"[" * 300 + b"]" * 300 + b"}": jsonl.TOO_DEEP,
+    b'{"a": "\\ud800"}': jsonl.LONE_SURROGATE,
+    b'{"a": ' + b"9" * 5000 + b"}": jsonl.NOT_JSON,
+    b'{"a": "\x0b"}': jsonl.NOT_JSON,
+    b'{"a": "' + b"x" * 30000 + b'"}': jsonl.TOO_LONG,
 }
 
 
@@ -156,7 +157,7 @@ def test_a_cut_stream_delivers_what_was_before_the_cut(tmp_path: Path, packer: s
     for keep in (len(data) - 1, len(data) // 2, 10):
         entries = read_all(source(write(tmp_path, data[:keep]), "jsonl"))
         assert entries[-1].error
-        assert entries[-1].error.reason == compression.CUT_OFF
+        assert entries[-1].error.reason == decompression.CUT_OFF
         assert values(entries[:-1]) == whole[: len(entries) - 1]
         assert entries[-1].origin == f"data.jsonl:{len(entries)}"
         if keep == len(data) // 2:
@@ -170,7 +171,7 @@ def test_damage_in_gzip_loses_nothing_before_it(tmp_path: Path) -> None:
     data[place : place + 4] = b"\xff\xff\xff\xff"
     entries = read_all(source(write(tmp_path, bytes(data)), "jsonl"))
     assert values(entries[:500]) == rows(500)
-    assert [entry.error.reason for entry in entries if entry.error] == [compression.DAMAGED]
+    assert [entry.error.reason for entry in entries if entry.error] == [decompression.DAMAGED]
     trailing = read_all(source(write(tmp_path, gzip.compress(first) + b"garbage"), "jsonl"))
     assert values(trailing[:-1]) == rows(500)
     assert trailing[-1].error
@@ -184,17 +185,17 @@ def test_damage_inside_a_gzip_member_loses_no_line_before_it(tmp_path: Path) -> 
     entries = read_all(source(write(tmp_path, data), "jsonl"))
     assert values(entries[:-1]) == rows(500)
     assert entries[-1].error
-    assert entries[-1].error.reason == compression.DAMAGED
+    assert entries[-1].error.reason == decompression.DAMAGED
 
 
 def test_small_blocks_lose_no_byte_of_a_cut_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = gzip.compress(b'{"a": 1}\n' * 2000)
-    monkeypatch.setattr(compression, "BLOCK", 7)
+    monkeypatch.setattr(decompression, "BLOCK", 7)
     for keep in range(12, len(data)):
         path = write(tmp_path, data[:keep])
         read: list[bytes] = []
-        with pytest.raises(RecordError, match=compression.CUT_OFF):
-            read.extend(compression.file_blocks(str(path)))
+        with pytest.raises(RecordError, match=decompression.CUT_OFF):
+            read.extend(decompression.file_blocks(str(path)))
         assert max(map(len, read), default=0) <= 7
         assert b"".join(read) == zlib.decompressobj(wbits=31).decompress(data[:keep])
 
@@ -204,7 +205,7 @@ def test_damage_in_zstd_is_said(tmp_path: Path) -> None:
     entries = read_all(source(write(tmp_path, frames + b"\x28\xb5\x2f\xfd" + b"\xff" * 40), "jsonl"))
     assert values(entries[:-1]) == rows(500)
     assert entries[-1].error
-    assert entries[-1].error.reason == compression.DAMAGED
+    assert entries[-1].error.reason == decompression.DAMAGED
 
 
 def test_zstandard_missing_names_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +223,7 @@ def test_a_file_that_cannot_be_read_is_one_entry(tmp_path: Path) -> None:
     entries = read_all(source(folder, "jsonl"))
     assert [entry.origin for entry in entries] == ["a.jsonl", "b.jsonl:1", "b.jsonl:2", "b.jsonl:3", "c.jsonl"]
     assert [bool(entry.error) for entry in entries] == [True, False, False, False, True]
-    assert shown(read_all(source(tmp_path / "none.jsonl", "jsonl"))) == [("none.jsonl", compression.CANNOT_OPEN)]
+    assert shown(read_all(source(tmp_path / "none.jsonl", "jsonl"))) == [("none.jsonl", address.CANNOT_OPEN)]
 
 
 def test_a_file_that_shrinks_is_not_a_silent_loss(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 from format_checks import read_all, read_units, reader, shown, source, values
 
 from packtrain.core.errors import ConfigError
-from packtrain.records.formats import compression, hf_dataset, saved_dataset, tables
+from packtrain.records.formats import hf_dataset, splits, tables
 from packtrain.records.formats import source_files as files
+from packtrain.records.shards import address
 
 
 def rows(number: int) -> list[dict[str, Any]]:
@@ -82,10 +83,8 @@ def test_units_may_be_read_in_any_order(tmp_path: Path) -> None:
 def test_reading_in_order_decodes_a_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = source(write_parquet(tmp_path / "a.parquet", 2000, 2000), "parquet")
     entered: list[int] = []
-    enter = tables._ParquetCursor._enter
-    monkeypatch.setattr(
-        tables._ParquetCursor, "_enter", lambda self, group: (entered.append(group), enter(self, group))
-    )
+    enter = tables.ParquetCursor._enter
+    monkeypatch.setattr(tables.ParquetCursor, "_enter", lambda self, group: (entered.append(group), enter(self, group)))
     made = reader("parquet", rows_per_unit=64)
     assert sum(1 for unit in made.units(spec) for _ in made.read(spec, unit)) == 2000
     assert entered.count(0) == 1
@@ -124,7 +123,7 @@ def test_what_is_no_table_is_one_entry(tmp_path: Path, format: str, data: bytes)
     path = tmp_path / "a.table"
     path.write_bytes(data)
     assert shown(read_all(source(path, format))) == [("a.table", tables.BAD_TABLE)]
-    assert shown(read_all(source(tmp_path / "none", format))) == [("none", compression.CANNOT_OPEN)]
+    assert shown(read_all(source(tmp_path / "none", format))) == [("none", address.CANNOT_OPEN)]
 
 
 def test_every_row_of_a_damaged_row_group_is_accounted_for(tmp_path: Path) -> None:
@@ -330,7 +329,7 @@ def test_a_saved_dataset_that_lost_a_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "a" / "data-00001-of-00002.arrow").unlink()
     entries = read_all(source(tmp_path / "a", "hf_dataset"))
     assert len(entries) == 6
-    assert shown(entries[5:]) == [("data-00001-of-00002.arrow", compression.CANNOT_OPEN)]
+    assert shown(entries[5:]) == [("data-00001-of-00002.arrow", address.CANNOT_OPEN)]
     for state in (
         "{",
         "[]",
@@ -338,7 +337,7 @@ def test_a_saved_dataset_that_lost_a_file_says_so(tmp_path: Path) -> None:
         '{"_data_files": [], "_indices_data_files": [1]}',
     ):
         (tmp_path / "a" / "state.json").write_text(state)
-        assert shown(read_all(source(tmp_path / "a", "hf_dataset"))) == [("state.json", saved_dataset.BAD_FOLDER)]
+        assert shown(read_all(source(tmp_path / "a", "hf_dataset"))) == [("state.json", splits.BAD_FOLDER)]
 
 
 def test_the_layout_is_what_save_to_disk_writes(tmp_path: Path) -> None:
@@ -346,8 +345,8 @@ def test_the_layout_is_what_save_to_disk_writes(tmp_path: Path) -> None:
     made = datasets.Dataset.from_list([{"i": i} for i in range(7)])
     made.save_to_disk(str(tmp_path / "one"), num_shards=2)
     datasets.DatasetDict(train=made, test=made.select([3])).save_to_disk(str(tmp_path / "many"))
-    assert saved_dataset.is_saved_dataset(str(tmp_path / "one"))
-    assert saved_dataset.is_saved_dataset(str(tmp_path / "many"))
+    assert splits.is_saved_dataset(str(tmp_path / "one"))
+    assert splits.is_saved_dataset(str(tmp_path / "many"))
     assert values(read_all(source(tmp_path / "one", "hf_dataset"))) == [{"i": i} for i in range(7)]
     assert values(read_all(source(tmp_path / "many", "hf_dataset", split="test"))) == [{"i": 3}]
 

@@ -20,8 +20,9 @@ from damage import mutated
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaRef
-from packtrain.records.formats import compression, json_object, tar_members, tar_shards
+from packtrain.records.formats import jsonl, tar_shards
 from packtrain.records.formats import source_files as files
+from packtrain.records.shards import address, decompression
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 PACKERS = {"plain": bytes, "gzip": gzip.compress, "zstd": zstandard.ZstdCompressor().compress}
@@ -110,11 +111,11 @@ def test_every_cut_loses_only_what_it_must_and_says_so(tmp_path: Path, packer: s
 def test_the_reason_tells_the_kinds_of_cut_apart(tmp_path: Path) -> None:
     data = tar(samples(3))
     for length, reason in (
-        (2048 + 1024, tar_members.NO_END),  # between two members of one sample
-        (2048 * 2, tar_members.NO_END),  # between two samples
-        (2048 * 3, tar_members.NO_END),  # nothing is missing but the mark, and nobody can know
-        (2048 + 600, tar_members.CUT_OFF),  # inside a member
-        (2048 + 100, tar_members.CUT_OFF),  # inside a header
+        (2048 + 1024, tar_shards.NO_END),  # between two members of one sample
+        (2048 * 2, tar_shards.NO_END),  # between two samples
+        (2048 * 3, tar_shards.NO_END),  # nothing is missing but the mark, and nobody can know
+        (2048 + 600, tar_shards.CUT_OFF),  # inside a member
+        (2048 + 100, tar_shards.CUT_OFF),  # inside a header
     ):
         entries = read_all(source(write(tmp_path, data[:length]), "webdataset"))
         assert entries[-1].error
@@ -129,9 +130,9 @@ def test_damage(tmp_path: Path) -> None:
     data = bytearray(tar(samples(3)))
     data[2048 * 2 + 20] ^= 1
     entries = read_all(source(write(tmp_path, bytes(data)), "webdataset"))
-    assert shown(entries) == [("s.tar:d/0", {"i": 0}), ("s.tar:d/1", tar_members.DAMAGED)]
+    assert shown(entries) == [("s.tar:d/0", {"i": 0}), ("s.tar:d/1", tar_shards.DAMAGED)]
     joined = read_all(source(write(tmp_path, tar(samples(2)) + tar(samples(2))), "webdataset"))
-    assert shown(joined)[2:] == [("s.tar", tar_members.AFTER_END)]
+    assert shown(joined)[2:] == [("s.tar", tar_shards.AFTER_END)]
     assert values(joined[:2]) == [{"i": 0}, {"i": 1}]
 
 
@@ -162,19 +163,19 @@ def test_broken_streams(tmp_path: Path, packer: str) -> None:
     assert 10 < len(entries) < 40
     assert values(entries[:-1]) == [{"i": i} for i in range(len(entries) - 1)]
     assert entries[-1].error
-    assert entries[-1].error.reason == compression.CUT_OFF
+    assert entries[-1].error.reason == decompression.CUT_OFF
     assert entries[-1].origin == f"s.tar:{len(entries) - 1}"
 
 
 def test_what_is_no_archive_is_one_entry(tmp_path: Path) -> None:
     for data, reason in (
-        (b"junk" * 1000, tar_members.NOT_TAR),
-        (b"junk", tar_members.NOT_TAR),
-        (b"", tar_members.CUT_OFF),
-        (gzip.compress(b"junk" * 1000), tar_members.NOT_TAR),
+        (b"junk" * 1000, tar_shards.NOT_TAR),
+        (b"junk", tar_shards.NOT_TAR),
+        (b"", tar_shards.CUT_OFF),
+        (gzip.compress(b"junk" * 1000), tar_shards.NOT_TAR),
     ):
         assert shown(read_all(source(write(tmp_path, data), "webdataset"))) == [("s.tar", reason)]
-    assert shown(read_all(source(tmp_path / "none.tar", "webdataset"))) == [("none.tar", compression.CANNOT_OPEN)]
+    assert shown(read_all(source(tmp_path / "none.tar", "webdataset"))) == [("none.tar", address.CANNOT_OPEN)]
     for packer in PACKERS.values():
         assert read_all(source(write(tmp_path, packer(tar([]))), "webdataset")) == []
 
@@ -198,18 +199,18 @@ def test_faults_of_one_sample_stay_with_it(tmp_path: Path) -> None:
     kinds = {"a.jpg": tarfile.SYMTYPE, "e.mp4": tarfile.CHRTYPE, "i.jpg": tarfile.LNKTYPE}
     expected = [
         ("a", tar_shards.LINK),
-        ("b", json_object.NOT_OBJECT),
-        ("c", json_object.NOT_UTF8),
+        ("b", jsonl.NOT_OBJECT),
+        ("c", jsonl.NOT_UTF8),
         ("d", tar_shards.DUPLICATE),
         ("README", tar_shards.NO_EXTENSION),
         ("e", tar_shards.SPECIAL),
         ("f", {"text": "fine"}),
-        ("g", json_object.TOO_LONG),
+        ("g", jsonl.TOO_LONG),
         ("h", tar_shards.DUPLICATE),
         ("i", tar_shards.LINK),
         ("j", {"text": "fine"}),
         ("k", {"messages": [{"role": "user", "content": "x"}]}),
-        ("l", json_object.PACKED),
+        ("l", jsonl.PACKED),
     ]
     for packer in PACKERS.values():
         entries = read_all(source(write(tmp_path, packer(tar(parts, kinds=kinds))), "webdataset"), longest=4096)

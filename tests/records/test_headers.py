@@ -27,7 +27,7 @@ from damage import mutated
 import packtrain
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaRef
-from packtrain.records.colour import decoded_rgb
+from packtrain.records.images import decoded_rgb
 from packtrain.records.media import MediaStore
 
 STORE = MediaStore("/")

@@ -24,10 +24,10 @@ from format_checks import HeldBytes, read_all, reader, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.records.formats import table_rows, tar_members
-from packtrain.records.formats.json_object import TOO_LONG
+from packtrain.records.formats import table_rows, tar_shards
+from packtrain.records.formats.jsonl import TOO_LONG
 from packtrain.records.open import open_sources, read_place
-from packtrain.records.shards.plain import PlainFile
+from packtrain.records.span import PlainFile
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compress}
 SPACE = st.text(" \t\r\n", max_size=4)
@@ -166,7 +166,7 @@ class TestSamples:
         path.write_bytes(self.archive(tarfile.PAX_FORMAT, path="another/name.json"))
         (entry,) = read_all(source(path, "webdataset"))
         assert entry.error is not None
-        assert entry.error.reason == tar_members.DAMAGED
+        assert entry.error.reason == tar_shards.DAMAGED
 
     def test_media_are_not_read(self, tmp_path: Path) -> None:
         buffer = io.BytesIO()

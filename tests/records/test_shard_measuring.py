@@ -17,9 +17,8 @@ import shard_checks as checks
 import zstandard
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.records.formats import compression
 from packtrain.records.open import count_unit, iter_units, open_sources, read_place, read_unit, recognise
-from packtrain.records.shards import address, measuring
+from packtrain.records.shards import address, decompression, measuring
 from packtrain.records.shards import shard_cache as cache_module
 
 ROWS = [{"id": f"r{n}", "text": "x" * n} for n in range(3000)]
@@ -122,9 +121,9 @@ def test_a_missing_shard_is_an_entry_that_says_so(tmp_path: Path) -> None:
         (tmp_path / f"s-{number}.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
     found = entries(f"forward://{tmp_path}/s-{{0..3}}.jsonl")
     assert [(origin, error) for origin, _, error, *_ in found] == [
-        ("s-0.jsonl", ("read", compression.CANNOT_OPEN)),
+        ("s-0.jsonl", ("read", address.CANNOT_OPEN)),
         ("s-1.jsonl:1", None),
-        ("s-2.jsonl", ("read", compression.CANNOT_OPEN)),
+        ("s-2.jsonl", ("read", address.CANNOT_OPEN)),
         ("s-3.jsonl:1", None),
     ]
 
@@ -133,7 +132,7 @@ def test_a_damaged_shard_is_an_entry_that_says_so(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl.gz"
     path.write_bytes(gzip.compress(lines())[:-9])
     assert [(origin, error) for origin, _, error, *_ in entries(checks.url(path))] == [
-        ("s.jsonl.gz", ("read", compression.CUT_OFF))
+        ("s.jsonl.gz", ("read", decompression.CUT_OFF))
     ]
 
 

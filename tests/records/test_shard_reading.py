@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from packtrain.core.errors import ConfigError, DataError, RecordError
 from packtrain.core.retries import Unreachable
-from packtrain.records.formats import compression
-from packtrain.records.shards import address, forward
+from packtrain.records.shards import address, decompression
 from packtrain.records.shards.data_files import CachedFiles, LocalFiles
-from packtrain.records.shards.plain import Files
 from packtrain.records.shards.shard_cache import ShardCache
+from packtrain.records.span import Files
 
 SIZE = 600_000
 WAYS = ("local", "local, cached", "cached", "copied")
@@ -75,15 +74,15 @@ def test_reading_forward_is_reading_anywhere(
     whole = checks.content(9_000_000)
     if not path.exists():
         path.write_bytes(whole)
-    plain = forward.ForwardPlain(str(path), address.identify(str(path)))
+    plain = decompression.ForwardPlain(str(path), address.identify(str(path)))
     for at, length in places:
         assert plain.read_at(at, length) == whole[at : at + length]
 
 
 def test_reading_forward_starts_over_only_for_what_is_far_behind(tmp_path: Path) -> None:
-    (path,) = checks.make_files(tmp_path / "data", 1, 3 * forward.LOOK_BACK)
-    plain = forward.ForwardPlain(checks.url(path), address.identify(checks.url(path)))
-    for at in (0, 1 << 20, 5 << 20, (5 << 20) - forward.LOOK_BACK // 2):
+    (path,) = checks.make_files(tmp_path / "data", 1, 3 * decompression.LOOK_BACK)
+    plain = decompression.ForwardPlain(checks.url(path), address.identify(checks.url(path)))
+    for at in (0, 1 << 20, 5 << 20, (5 << 20) - decompression.LOOK_BACK // 2):
         plain.read_at(at, 1000)
     assert checks.opens(path) == 1
     plain.read_at(0, 1000)
@@ -216,10 +215,10 @@ def flipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (flipped, compression.DAMAGED),
-        (lambda data: data[:-3], compression.CUT_OFF),
-        (lambda data: data[: len(data) // 2], compression.CUT_OFF),
-        (lambda data: data + b"more", compression.DAMAGED),
+        (flipped, decompression.DAMAGED),
+        (lambda data: data[:-3], decompression.CUT_OFF),
+        (lambda data: data[: len(data) // 2], decompression.CUT_OFF),
+        (lambda data: data + b"more", decompression.DAMAGED),
     ],
     ids=["flipped", "without its end", "half", "with more"],
 )
@@ -258,10 +257,10 @@ def test_a_small_file_that_expands_enormously_is_read_in_small_blocks(tmp_path: 
     path = tmp_path / "zeros"
     for packed in (gzip.compress(bytes(64 << 20)), zstandard.ZstdCompressor().compress(bytes(64 << 20))):
         path.write_bytes(packed)
-        blocks = forward.decompressed(str(path), address.identify(str(path)), ())
+        blocks = decompression.decompressed(str(path), address.identify(str(path)), ())
         sizes = [len(block) for block in blocks]
         assert sum(sizes) == 64 << 20
-        assert max(sizes) <= forward.BLOCK
+        assert max(sizes) <= decompression.BLOCK
 
 
 def table_bytes(kind: str) -> bytes:
@@ -293,7 +292,7 @@ def test_a_table_without_a_place_on_disk_is_held_in_memory_up_to_a_limit(kind: s
 
 
 def test_the_index_of_a_gzip_file_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packtrain.records.shards.gzip_index import IndexedGzip
+    from packtrain.records.shards.data_files import IndexedGzip
 
     (path,) = checks.make_files(tmp_path / "data", 1, SIZE, "gzip")
     with LocalFiles(ShardCache(tmp_path / "cache", 8 << 20)).plain(str(path)) as plain:

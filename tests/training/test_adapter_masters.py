@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.preparation import ready_model
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.masters import MASTER, make_optimizer, masters_of
-from packtrain.training.ready import ready_model
 from packtrain.training.step_settings import StepSettings
 
 HALF, WIDE = torch.bfloat16, torch.float32

@@ -15,8 +15,8 @@ import torch
 from transformers.utils import logging
 
 from packtrain import DatasetConfig, MultiModalDataset
-from packtrain.delivery.collate.padded import PaddedCollator
-from packtrain.demo.demo_data import write_dataset
+from packtrain.delivery.collate.collators import PaddedCollator
+from packtrain.records.synthetic import write_dataset
 
 pytestmark = pytest.mark.full
 EPOCHS = 8

@@ -18,11 +18,11 @@ from transformers import Adafactor, Trainer, TrainerCallback
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.preparation import ready_model
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import masters as masters_module
 from packtrain.training.masters import MASTER, MasterWeights, make_optimizer, masters_of
 from packtrain.training.optimizers import parameter_groups
-from packtrain.training.ready import ready_model
 from packtrain.training.step_settings import StepSettings
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))

@@ -18,15 +18,16 @@ from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
-from packtrain.training.memory_errors import (
+from packtrain.training.predictions import (
     DeviceMemory,
     Failure,
     MemoryModel,
+    ModelPrediction,
     asked_bytes,
+    batch_load,
     explain,
     is_memory_error,
 )
-from packtrain.training.predictions import ModelPrediction, batch_load
 
 GIB = 2**30
 BATCH = BatchInfo(

@@ -33,11 +33,11 @@ from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.delivery.encode.encoded_sample import IGNORED, PackKey
 from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
+from packtrain.modeling.preparation import ready_model
 from packtrain.predicting.values import TrainingSetup
-from packtrain.training.evaluation import Evaluated, kept_random_state
+from packtrain.training.loss import Evaluated, kept_random_state
 from packtrain.training.meter import StepMeter
 from packtrain.training.optimizers import parameter_groups
-from packtrain.training.ready import ready_model
 from packtrain.training.step_settings import StepSettings
 from packtrain.training.trainer import PackedTrainer
 
@@ -363,7 +363,7 @@ def test_a_model_that_draws_while_it_is_evaluated_changes_nothing() -> None:
 
 
 def test_data_without_loss_is_refused_and_not_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.training.evaluation.weight_of", lambda info: 0.0)
+    monkeypatch.setattr("packtrain.training.loss.weight_of", lambda info: 0.0)
     trainer = trainer_of(dataset(), tmp_path, parts={"eval_dataset": held_out()})
     with pytest.raises(DataError, match="without a supervised token"):
         trainer.evaluate()
@@ -409,7 +409,7 @@ def test_early_stopping_ends_with_the_best_weights(
 ) -> None:
     parts = {"step": StepSettings(early_stopping_patience=2, loss_chunk=16), "eval_dataset": held_out()}
     trainer = trainer_of(dataset(family), tmp_path, parts=parts, **STOPPING)
-    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, (5.0, 4.0, 4.5, 4.2, 1.0)))
+    monkeypatch.setattr("packtrain.training.trainer.evaluate", with_losses(trainer, (5.0, 4.0, 4.5, 4.2, 1.0)))
     trainer.train()
     assert trainer.state.global_step == 4, "two evaluations after the best"
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
@@ -421,10 +421,10 @@ def test_early_stopping_ends_with_the_best_weights(
 def test_how_long_nothing_was_better_is_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"step": StepSettings(early_stopping_patience=2, loss_chunk=16), "eval_dataset": held_out()}
     trainer = trainer_of(dataset(), tmp_path, parts=parts, max_steps=3, **STOPPING)
-    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, (5.0, 4.0, 4.5)))
+    monkeypatch.setattr("packtrain.training.trainer.evaluate", with_losses(trainer, (5.0, 4.0, 4.5)))
     trainer.train()
     again = trainer_of(dataset(), tmp_path / "again", parts=parts, **STOPPING)
-    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(again, (9.0, 9.0, 9.0, 4.2, 1.0)))
+    monkeypatch.setattr("packtrain.training.trainer.evaluate", with_losses(again, (9.0, 9.0, 9.0, 4.2, 1.0)))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert again.state.global_step == 4
 
@@ -437,7 +437,7 @@ def test_a_run_that_was_stopped_early_is_saved_and_stays_stopped(
     def made(folder: str, patience: int) -> Any:
         parts = {"step": StepSettings(early_stopping_patience=patience, loss_chunk=16), "eval_dataset": held_out()}
         trainer = trainer_of(dataset(), tmp_path / folder, parts=parts, **options)
-        monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, (5.0, 4.0, *(6.0,) * 9)))
+        monkeypatch.setattr("packtrain.training.trainer.evaluate", with_losses(trainer, (5.0, 4.0, *(6.0,) * 9)))
         return trainer
 
     stopped = made("a", 2)
@@ -462,7 +462,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         metric_for_best_model="loss", load_best_model_at_end=True, save_total_limit=2,
     )  # fmt: skip
     synthetic = (5.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0)
-    monkeypatch.setattr("packtrain.training.evaluation.evaluate", with_losses(trainer, synthetic))
+    monkeypatch.setattr("packtrain.training.trainer.evaluate", with_losses(trainer, synthetic))
     trainer.train()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-8"]
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from transformers import TrainerCallback
 
 from packtrain.core.errors import ArtifactError
-from packtrain.training.resumed_states import settings_as_asked
+from packtrain.training.resuming import settings_as_asked
 from packtrain.training.step_settings import StepSettings
 
 pytestmark = pytest.mark.contract

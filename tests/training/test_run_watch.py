@@ -15,11 +15,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
+from packtrain.training.callbacks import RunWatch
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.meter import StepMeter
 from packtrain.training.progress import TrainingProgress
-from packtrain.training.run_watch import RunWatch
-from packtrain.verifying.verdict import Finding, Verdict
+from packtrain.verifying.check_result import Finding, Verdict
 
 pytestmark = pytest.mark.contract
 

@@ -56,7 +56,7 @@ def write_config(folder: Path) -> Path:
 
 def trained(config: str, out: Path, *given: str, stop_at: int | None = None, resume: bool = False) -> Any:
     """A run to its end, or until a signal comes to the second rank after a step."""
-    from packtrain.training.run_watch import RunWatch
+    from packtrain.training.callbacks import RunWatch
     from packtrain.training.trainer import PackedTrainer
 
     fresh("fsdp" if "training.sharding=fsdp" in given else "ddp")

@@ -11,7 +11,7 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
-from packtrain.families.known_shapes import known_shapes
+from packtrain.families.registry import known_shapes
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
 from packtrain.training.masters import MasterWeights

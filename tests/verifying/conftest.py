@@ -14,7 +14,7 @@ from packtrain.core.values import Cost
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families import tiny
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.measuring.request import Request
 from packtrain.verifying.synthetic import synthetic_samples
 

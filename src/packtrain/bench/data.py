@@ -12,73 +12,36 @@ import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.app.datasets.build import MultiModalDataset
+from packtrain.app.datasets import MultiModalDataset
 from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
-from packtrain.core.seeds import stream
-from packtrain.demo.demo_data import write_dataset
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted
 from packtrain.measuring.request import measure_inputs
 from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
+from packtrain.records.synthetic import JsonRecord, picture_chats, picture_names, write_dataset, write_lines
 
-PICTURES = 64
+PICTURES = picture_names(64)
 SHARDS = 4
 BLOCK = 1_000  # different lines of a long file
 _ROW_GROUP = 65_536
-_SENTENCE = "a red circle stands left of two small bars and behind them is one green square in the corner"
-_VOCABULARY = tuple(_SENTENCE.split())
-
-Record = dict[str, Any]
 
 
-def write_pictures(root: Path) -> list[str]:
-    """Drawn pictures of about 640x480; their names as records give them."""
-    write_dataset(root, pictures=PICTURES)
-    return picture_names()
+def write_pictures(root: Path) -> None:
+    """`PICTURES`, drawn, of about 640x480."""
+    write_dataset(root, pictures=len(PICTURES))
 
 
-def picture_names() -> list[str]:
-    """As `write_pictures` names them."""
-    return [f"images/{number:05d}.jpg" for number in range(PICTURES)]
-
-
-def picture_chats(count: int, words: Callable[[int], int], vocabulary: Sequence[str], *, seed: str) -> Iterator[Record]:
-    """Chats about one picture each, with answers of a given number of words."""
-    random, pictures = stream(0, seed, str(count)), picture_names()
-    for number in range(count):
-        shown = {"type": "image", "image": pictures[number % len(pictures)]}
-        answer = " ".join(random.choice(vocabulary, words(number)))
-        turns = [
-            {"role": "user", "content": [shown, {"type": "text", "text": "What is in it?"}]},
-            {"role": "assistant", "content": [{"type": "text", "text": answer}]},
-        ]
-        yield {"id": f"{number:06d}", "messages": turns}
-
-
-def loader_chats(count: int, words: Callable[[int], int]) -> list[Record]:
-    """Those of the loader benchmark."""
-    return list(picture_chats(count, words, _VOCABULARY, seed="bench loader"))
-
-
-def write_lines(path: Path, records: Iterable[Record]) -> Path:
-    """One record a line."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
-    return path
-
-
-def write_shards(folder: Path, records: list[Record], root: Path) -> Path:
+def write_shards(folder: Path, records: list[JsonRecord], root: Path) -> Path:
     """The same records in the same order in compressed archives, each with its picture."""
     folder.mkdir()
     for shard, numbers in enumerate(np.array_split(np.arange(len(records)), SHARDS)):
@@ -131,7 +94,7 @@ class LongData:
 def write_long(root: Path, rows: int, config: DatasetConfig) -> LongData:
     """A file with this many lines, its cost table and its plan."""
     block = min(BLOCK, rows)
-    path = write_lines(root / f"long-{rows}.jsonl", loader_chats(block, lambda n: 2 + (n * 7) % 29))
+    path = write_lines(root / f"long-{rows}.jsonl", picture_chats(PICTURES, (2 + (n * 7) % 29 for n in range(block))))
     config = replace(config, dataset_path=str(path), cache_dir=str(root / f"cache-{rows}"))
     table = _table_of(config)
     repeat_file(path, rows // block)

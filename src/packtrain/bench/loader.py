@@ -15,11 +15,10 @@ from typing import Any, Literal
 from PIL import Image
 
 from packtrain.bench.data import (
+    PICTURES,
     LongData,
     LongSize,
     forget_pages,
-    loader_chats,
-    write_lines,
     write_long,
     write_pictures,
     write_shards,
@@ -31,6 +30,7 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.families.model_folder import resolve
+from packtrain.records.synthetic import picture_chats, write_lines
 
 PACK = 4_096  # tokens of a pack where speed is measured
 SHORT_PACK = 256  # of the long datasets, for many steps in little time
@@ -141,7 +141,7 @@ def bench_loader(
 def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, ...]) -> Speed:
     folder = root / "speed"
     write_pictures(folder)
-    records = loader_chats(samples, lambda n: 1 + (n * 37) % 400)
+    records = list(picture_chats(PICTURES, (1 + (n * 37) % 400 for n in range(samples))))
     shards = write_shards(folder / "shards", records, folder)
     config = replace(config, packing_length=PACK, epochs=epochs_needed(), cache_dir=str(folder / "cache"))
     task = SpeedTask(
@@ -157,7 +157,8 @@ def _speed(root: Path, config: DatasetConfig, samples: int, workers: tuple[int, 
 def _long(root: Path, config: DatasetConfig, rows: int, steps: int) -> LongData:
     """A dataset of many short lines, each about a small picture."""
     folder = root / f"long-{rows}"
-    for name in write_pictures(folder):
+    write_pictures(folder)
+    for name in PICTURES:
         with Image.open(folder / name) as picture:
             picture.resize(SMALL).save(folder / name)
     data = write_long(folder, rows, replace(config, packing_length=SHORT_PACK))
@@ -214,7 +215,7 @@ def _first_batch_of(case: Start) -> FirstBatch:
 
 def first_batch(config: DatasetConfig, access: Access, share: float, launched: float) -> FirstBatch:
     """In a new process: from its launch to the batch that follows this share of the packs."""
-    from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+    from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 
     _load_libraries()
     times = [launched, time.time()]
@@ -284,7 +285,7 @@ def deliver(data: LongData, steps: int, workers: int) -> list[dict[str, int]]:
     """Memory after some of the steps; batches are let go, as training lets go of them."""
     import torch
 
-    from packtrain.app.datasets.build import MultiModalDataset
+    from packtrain.app.datasets import MultiModalDataset
 
     torch.set_num_threads(1)
     dataset = MultiModalDataset(data.config)

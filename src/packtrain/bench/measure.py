@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from packtrain.bench.data import picture_chats, write_lines, write_pictures
+from packtrain.bench.data import PICTURES, write_pictures
 from packtrain.bench.host import timed, tree_memory
 from packtrain.bench.tables import column
 from packtrain.core.cache_root import cache_dir
@@ -25,6 +25,7 @@ from packtrain.measuring.columns import UnitRows
 from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, open_sources, read_unit
+from packtrain.records.synthetic import picture_chats, write_lines
 
 _SENTENCE = (
     "the a red green small bright circle square bar diamond stands left of near above two three objects picture "
@@ -94,7 +95,7 @@ def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model:
 
 
 def _write(path: Path, records: int, words: Callable[[int], int]) -> Path:
-    return write_lines(path, picture_chats(records, words, _VOCABULARY, seed="bench"))
+    return write_lines(path, picture_chats(PICTURES, map(words, range(records)), _VOCABULARY))
 
 
 def _request(data: Path, folder: str) -> Request:

@@ -23,21 +23,20 @@ from packtrain.bench.host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_rows import BenchModel, BenchRow
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import compile_layers, undo_compile
-from packtrain.modeling.no_waiting import stop_waiting
+from packtrain.modeling.host_sync import avoid_host_sync
 from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision import multiply_patches
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, estimate_memory
+from packtrain.training.callbacks import freeze_objects
 from packtrain.training.masters import make_optimizer
-from packtrain.training.settled import set_aside
 from packtrain.training.step_settings import LOSS_CHUNK
 
 _GIB = 2**30
@@ -154,7 +153,7 @@ class BenchTrainer:
         # Two steps: the first makes masters and states, and what steps them from then on is compiled in the second.
         self.train(loader, len(self._warm), steps_at={len(self._warm) // 2, len(self._warm)})
         self._synchronize()
-        set_aside()
+        freeze_objects()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         ends = set(range(self._per_step, len(self.timed) + 1, self._per_step)) | {len(self.timed)}
@@ -192,7 +191,7 @@ class BenchTrainer:
             model.gradient_checkpointing_disable()
         if row.tuned:
             multiply_patches(model)
-            self._on_host = stop_waiting(model)
+            self._on_host = avoid_host_sync(model)
         if row.compiled:
             compile_layers(model, constant=row.is_packed, backend=self._settings.backend)
         return ChunkedLoss.install(model, chunk=self._settings.loss_chunk) if row.chunked_loss else None

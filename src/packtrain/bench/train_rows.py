@@ -13,7 +13,7 @@ import torch
 
 from packtrain.bench.train_data import Batching
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.families.known_shapes import known_config
+from packtrain.families.registry import known_config
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Attention, Method, ModelShape, TrainingSetup
 from packtrain.training.trial import build

@@ -4,36 +4,32 @@ Takes a model folder's settings, records and media headers; gives token layouts,
 family is a `Family` made of the names below: see docs/guides/extending.md.
 """
 
-from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Expansion, NoRule, ProcessorSettings, Rule, Run, Traits, refuse_limits, unsupported
-from packtrain.families.contracts import BatchContract
-from packtrain.families.family import Family
-from packtrain.families.registry import register_family
-from packtrain.families.shape import Composition, Projector, VisionEncoder, VisionTraits, square_image, two_layers
-from packtrain.families.tiny.parts import Id, TinySpec
-from packtrain.families.tiny.templates import TemplateSpec
+from __future__ import annotations
 
-__all__ = [
-    "BatchContract",
-    "Composition",
-    "Expansion",
-    "Family",
-    "Id",
-    "MediaHeader",
-    "MediaLimits",
-    "NoRule",
-    "ProcessorSettings",
-    "Projector",
-    "Rule",
-    "Run",
-    "TemplateSpec",
-    "TinySpec",
-    "Traits",
-    "VisionEncoder",
-    "VisionTraits",
-    "refuse_limits",
-    "register_family",
-    "square_image",
-    "two_layers",
-    "unsupported",
-]
+from typing import TYPE_CHECKING
+
+from packtrain.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from packtrain.families.family import BatchContract as BatchContract
+    from packtrain.families.family import Expansion as Expansion
+    from packtrain.families.family import Family as Family
+    from packtrain.families.family import NoRule as NoRule
+    from packtrain.families.family import ProcessorSettings as ProcessorSettings
+    from packtrain.families.family import Rule as Rule
+    from packtrain.families.family import Run as Run
+    from packtrain.families.family import Traits as Traits
+    from packtrain.families.family import refuse_limits as refuse_limits
+    from packtrain.families.family import unsupported as unsupported
+    from packtrain.families.registry import register_family as register_family
+    from packtrain.families.shape import Composition as Composition
+    from packtrain.families.shape import Projector as Projector
+    from packtrain.families.shape import VisionEncoder as VisionEncoder
+    from packtrain.families.shape import VisionTraits as VisionTraits
+    from packtrain.families.shape import square_image as square_image
+    from packtrain.families.shape import two_layers as two_layers
+    from packtrain.families.tiny import Id as Id
+    from packtrain.families.tiny import TemplateSpec as TemplateSpec
+    from packtrain.families.tiny import TinySpec as TinySpec
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

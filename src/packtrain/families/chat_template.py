@@ -1,11 +1,17 @@
-"""A conversation through a model's chat template, exactly as transformers renders it, without transformers."""
+"""A conversation through a model's chat template, exactly as transformers renders it, without transformers.
+
+The date that a template writes is one for all that is rendered, whenever and wherever: `strftime_now` is answered with
+midnight of a given day, never with the clock.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time
 from typing import Any
 
 import jinja2
@@ -17,7 +23,6 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.families.template_date import strftime_at
 
 # Unicode non-characters: they mark where a template's own generation blocks begin and end, and are cut out again.
 # Several of them, because a single one may stand in a text.
@@ -180,3 +185,73 @@ def _to_json(
 ) -> str:
     """Jinja's own filter escapes for HTML, which no tokenizer wants."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+A_DAY = "a day as YYYY-MM-DD"
+_FUNCTION = "strftime_now"
+_PERCENT = "\ufdd3"  # a Unicode non-character, for a doubled percent sign while others are replaced
+
+
+def now() -> datetime:
+    """The clock; asked only for the day of what is prepared for the first time."""
+    return datetime.now()
+
+
+def writes_date(template: str | None) -> bool:
+    """Does a template ask for the time?"""
+    return _FUNCTION in (template or "")
+
+
+def date_for(template: str | None, given: str | None) -> str | None:
+    """The date of a template: the given one, else today; None where it writes none."""
+    if not writes_date(template):
+        return None
+    return given if given is not None else now().date().isoformat()
+
+
+def is_date(given: object) -> bool:
+    """Is it a day that there is, as YYYY-MM-DD and nothing else?"""
+    try:
+        return isinstance(given, str) and date.fromisoformat(given).isoformat() == given
+    except ValueError:
+        return False
+
+
+def check_date(given: object) -> None:
+    """Refuse what is no day."""
+    if not is_date(given):
+        raise ConfigError("template_date", got=repr(given), expected=A_DAY, fix="leave it out for today")
+
+
+def strftime_at(given: str | None) -> Callable[[str], str]:
+    """What a template is given as `strftime_now`; without a date the moment at which this is called."""
+    moment = now() if given is None else _midnight(given)
+    return lambda form: moment.strftime(form)
+
+
+def with_date(template: str, given: str) -> str:
+    """The template with a `strftime_now` of its own, for renderers whose functions cannot be replaced.
+
+    It stands in a line of its own, which renders to nothing.
+    """
+    moment = _midnight(given)
+    letters = [f"%{flag}{letter}" for flag in ("", "-") for letter in string.ascii_letters]
+    known = {form: text for form in letters if (text := moment.strftime(form)) != form}
+    steps = json.dumps([["%%", _PERCENT], *known.items(), [_PERCENT, "%"]])
+    macro = (
+        f"{{% macro {_FUNCTION}(form) %}}{{% set found = namespace(text=form) %}}"
+        f"{{% for said, text in {steps} %}}{{% set found.text = found.text.replace(said, text) %}}{{% endfor %}}"
+        "{{ found.text }}{% endmacro %}"
+    )
+    return f"{macro}\n{template}"
+
+
+def unused_note(name: str, given: str | None, template: str | None) -> tuple[str, ...]:
+    """A note where a date is given to a template that writes none."""
+    if given is None or writes_date(template):
+        return ()
+    return (f"{name} {given} changes nothing: the model's chat template has no date",)
+
+
+def _midnight(given: str) -> datetime:
+    return datetime.combine(date.fromisoformat(given), time.min)

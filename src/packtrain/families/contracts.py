@@ -7,35 +7,12 @@ inside a packed row, or where how it merges media is unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from packtrain.core.errors import ConfigError
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.family import BatchContract, ProcessorSettings
 from packtrain.families.registry import all_families, find_family
-
-Join = Literal["rows", "images", "tiles"]
-# rows    along dimension 0, as they are
-# images  (1, images, ...) along dimension 1; what is larger pads the other with zeros
-# tiles   along dimension 0 after padding dimension 1, the tiles of an image, with zeros
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchContract:
-    """What a packed row of one family looks like."""
-
-    model_type: str = ""  # filled in by `contract_for`
-    positions: Literal["restart", "mrope"] = "restart"  # (1, tokens), or (4, 1, tokens) with M-RoPE
-    media: Mapping[str, Join] = field(default_factory=dict)  # media tensors and how they are joined
-    token_types: str | None = None  # the argument that takes kinds of tokens, where the model needs one
-    per_sample_images: str | None = None  # the argument that takes the number of images of each sample
-    refused_backends: Mapping[str, str] = field(default_factory=dict)  # backend -> why
-    text_order: bool = False  # tiles of images and frames of videos are one tensor, in the order of the text
-    given_masks: bool = False  # the model makes its masks without positions, and takes finished ones
-    # Tokens beyond which a sample must be alone in its row: the model then chooses other rotary frequencies for all.
-    longest_together: int | None = None
-    longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
-
 
 # Rotary positions that follow the longest sample of a row: where transformers looks for the length up to which they
 # do not, first the config's own keys.

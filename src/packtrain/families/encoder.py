@@ -10,11 +10,10 @@ from typing import Any, ClassVar, get_args
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
-from packtrain.families.base import ProcessorSettings, Rule, Run
-from packtrain.families.coverage import Counts, Runs, covered_by_all, tokens_behind
+from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of
-from packtrain.families.tokenizer import LightTokenizer
+from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_behind
 
 __all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
 

@@ -1,17 +1,151 @@
-"""What a family declares: one `Family` for each of its model types, in the `__init__` of its folder."""
+"""What differs between model families, as values: one `Family` for each model type, in the `__init__` of its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from packtrain.families.base import Rule
-from packtrain.families.contracts import BatchContract
+from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
 from packtrain.families.shape import Composition, Decoder
-from packtrain.families.tiny.parts import TinySpec
+
+if TYPE_CHECKING:
+    from packtrain.families.tiny import TinySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` copies of one special token, each replaced by an embedding of a medium.
+
+    A run is written once into the text that is tokenized and counted `count` times: special tokens never merge with
+    each other, so this is exact and saves tokenizing thousands of them.
+    """
+
+    token: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expansion:
+    """What the processor puts in place of one medium's placeholder, and what the vision encoder gets for it."""
+
+    pieces: tuple[str | Run, ...]
+    patches: int
+    max_patches: int  # the largest span of patches that attends to itself (an image, a tile, a frame pair)
+    frames: int = 0  # video frames that were sampled
+    tiles: int = 1
+
+    @property
+    def media_tokens(self) -> int:
+        """Tokens that will be replaced by embeddings."""
+        return sum(piece.count for piece in self.pieces if isinstance(piece, Run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessorSettings:
+    """A model folder's processor files as plain values; read by `families.settings`, no torch involved."""
+
+    folder: str
+    tokenizer_folder: str | None = None  # where a finished tokenizer has been saved, if not in the model's folder
+    model_type: str  # transformers' model type, or "text" where there is no image processor
+    processor: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json without its nested parts
+    image: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # the model's config.json, {} where there is none
+    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, image_token, ... by name
+    chat_template: str | None = None
+    tool_template: str | None = None  # used instead where a record has tools: `tool_use` of a tokenizer with several
+    own_template: bool = False  # that one is the user's, not the model's
+    template_date: str | None = None  # YYYY-MM-DD, what the template writes as today
+
+    @property
+    def templates(self) -> str:
+        """All that its chat templates say."""
+        return "".join(filter(None, (self.chat_template, self.tool_template)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """How a family's chat template is to be used, where it differs from the rest."""
+
+    string_content: bool | None = None  # content as one string instead of typed parts; None: only for text models
+    media_first: bool = False  # all media stand before the first user text
+    video_chat_template: str | None = None  # used instead of the folder's own as soon as there is a video
+
+
+class Rule(Protocol):
+    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light.
+
+    A family may also have `traits: Traits`, `check_sample(headers, expansions)` to refuse combinations of media, and
+    `presized(height, width)`, the sides that a `resized_height` and `resized_width` in the data stand for.
+    `load_rule` notes as `limits` what it was made with.
+    """
+
+    name: ClassVar[str]  # transformers' model type
+    placeholders: Mapping[MediaKind, str]  # what the chat template writes for one medium of each supported kind
+
+    def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None: ...
+
+    def image(self, header: MediaHeader, images_in_sample: int, number: int = 1) -> Expansion:
+        """The expansion of a sample's `number`-th image. Raises RecordError for a size that the processor refuses."""
+        ...
+
+    def video(self, header: MediaHeader) -> Expansion:
+        """The expansion of one video, frames sampled as in training. Raises RecordError where it is refused."""
+        ...
+
+    def processor_kwargs(self) -> dict[str, Any]:
+        """Arguments that make the real processor apply the same limits (`images_kwargs`, `videos_kwargs`)."""
+        ...
+
+
+class NoRule(Exception):
+    """These settings leave what a family's rule covers; the processor itself has to be run to know the cost."""
+
+
+def unsupported(family: str, kind: str) -> RecordError:
+    """The error for a medium that this family cannot take."""
+    return RecordError("family", f"{family} takes no {kind}")
+
+
+def refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) -> None:
+    """Refuse limits that a family has no setting for, rather than ignoring them."""
+    for name in limits.given():
+        if name not in supported:
+            raise ConfigError(
+                f"limit {name}",
+                got=f"{name} for model family {family!r}",
+                expected="one of " + ", ".join(supported) if supported else "no limits: this family's sizes are fixed",
+                fix="leave it out, or use another family",
+            )
+
+
+Join = Literal["rows", "images", "tiles"]
+# rows    along dimension 0, as they are
+# images  (1, images, ...) along dimension 1; what is larger pads the other with zeros
+# tiles   along dimension 0 after padding dimension 1, the tiles of an image, with zeros
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchContract:
+    """What a packed row of one family looks like."""
+
+    model_type: str = ""  # filled in by `contract_for`
+    positions: Literal["restart", "mrope"] = "restart"  # (1, tokens), or (4, 1, tokens) with M-RoPE
+    media: Mapping[str, Join] = field(default_factory=dict)  # media tensors and how they are joined
+    token_types: str | None = None  # the argument that takes kinds of tokens, where the model needs one
+    per_sample_images: str | None = None  # the argument that takes the number of images of each sample
+    refused_backends: Mapping[str, str] = field(default_factory=dict)  # backend -> why
+    text_order: bool = False  # tiles of images and frames of videos are one tensor, in the order of the text
+    given_masks: bool = False  # the model makes its masks without positions, and takes finished ones
+    # Tokens beyond which a sample must be alone in its row: the model then chooses other rotary frequencies for all.
+    longest_together: int | None = None
+    longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
+
 
 SmallImage = Callable[[Any], Mapping[str, np.ndarray]]  # the model's config -> the arguments of get_image_features
 

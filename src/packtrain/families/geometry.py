@@ -8,7 +8,7 @@ from typing import Any
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.base import Expansion, NoRule, ProcessorSettings
+from packtrain.families.family import Expansion, NoRule, ProcessorSettings
 
 
 def overlay(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text, Variables
-from packtrain.families.base import Expansion, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.chat_template import ChatTemplate, Rendered
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length

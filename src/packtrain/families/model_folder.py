@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.registry import tiny_families
-from packtrain.families.tiny.folder import cached
+from packtrain.families.tiny import cached
 
 PREFIX = "tiny:"
 # What measuring and packing read of a model on the hub: everything but its weights.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, PartLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Rule
+from packtrain.families.family import Expansion, ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 
 _REFUSED = "a limit in a part that the model's processor does not support"

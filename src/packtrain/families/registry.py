@@ -8,16 +8,13 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import Any
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.user_code import import_named
 from packtrain.core.values import MediaLimits
-from packtrain.families.base import NoRule, ProcessorSettings, Rule
-
-if TYPE_CHECKING:
-    from packtrain.families.family import Family
+from packtrain.families.family import Family, NoRule, ProcessorSettings, Rule
 
 # Lazy paths, each with the model types (transformers' names) that its FAMILIES describe.
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
@@ -203,3 +200,20 @@ def load_rule(settings: ProcessorSettings, limits: MediaLimits) -> Rule | None:
         return None
     made.limits = limits  # type: ignore[attr-defined]
     return made
+
+
+# ---- published sizes, for random models of a real shape: what calibration runs where no files are
+
+
+def known_shapes() -> dict[str, Mapping[str, Any]]:
+    """The configs that families have of published sizes, by name."""
+    return {name: config for family in all_families().values() for name, config in family.published.items()}
+
+
+def known_config(name: str) -> Mapping[str, Any]:
+    """The config of a known shape."""
+    known = known_shapes()
+    if name not in known:
+        fix = nearest(name, known) or "or name a model folder"
+        raise ConfigError("model shape", got=name, expected=", ".join(known), fix=fix)
+    return known[name]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import all_families
 
 TEXT_ONLY = "text"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from packtrain.families.sizes import Values
+from packtrain.core.errors import ConfigError
 
 # How a decoder says which layers attend within a sliding window only.
 #   never      it has none
@@ -324,3 +324,75 @@ def ones(*shape: int) -> np.ndarray:
 def square_image(config: Any) -> dict[str, np.ndarray]:
     """One image, for encoders of one size."""
     return {"pixel_values": ones(1, 3, image_side(config), image_side(config))}
+
+
+class Values:
+    """A config's values over the defaults of its class; a size that neither gives is an error that names it."""
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> None:
+        self._config, self._defaults, self._where = config, defaults, where
+
+    def get(self, key: str) -> Any:
+        """The value as it stands, or None."""
+        return self._config[key] if key in self._config else self._defaults.get(key)
+
+    def size(self, *keys: str) -> int:
+        """A positive whole number, by the first key that the config has; null means the default."""
+        for source in (self._config, self._defaults):
+            for key in keys:
+                if source.get(key) is not None:
+                    return self._whole(key, source[key])
+        raise ConfigError(
+            f"{self._where}.{keys[0]}",
+            got="no such key",
+            expected="the sizes of the model: " + ", ".join(keys),
+            fix="use the config.json that came with the model",
+        )
+
+    def sides(self, key: str) -> tuple[int, int]:
+        """Height and width, given as two numbers or as one for both."""
+        value = self._config.get(key)
+        value = self._defaults.get(key) if value is None else value
+        if value is None:
+            return self.size(key), 0  # raises
+        both = value if isinstance(value, list | tuple) else (value, value)
+        if len(both) != 2:
+            raise ConfigError(f"{self._where}.{key}", got=value, expected="one number, or height and width")
+        return self._whole(key, both[0]), self._whole(key, both[1])
+
+    def flag(self, key: str) -> bool:
+        """A switch; absent is off unless the defaults say otherwise."""
+        return bool(self.get(key))
+
+    def _whole(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{self._where}.{key}", got=value, expected="a positive whole number")
+        return value
+
+
+# ---- configs of published sizes
+
+
+def decoder(
+    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, words: int
+) -> dict[str, Any]:
+    """A decoder of these sizes."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": words,
+        "max_position_embeddings": 131_072,
+        # Of models with other words; kept inside the vocabulary, whatever its size.
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+
+
+def last_tokens(words: int, *names: str) -> dict[str, int]:
+    """Special tokens at the end of the vocabulary."""
+    return {name: words - 1 - at for at, name in enumerate(names)}

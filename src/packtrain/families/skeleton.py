@@ -18,8 +18,8 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Part, Record, Text
-from packtrain.families.base import Expansion, Run
 from packtrain.families.chat_template import Watched
+from packtrain.families.family import Expansion, Run
 from packtrain.families.layout import Layout, Layouter, PlacedRun
 from packtrain.families.turns import Span
 

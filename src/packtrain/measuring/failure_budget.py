@@ -13,8 +13,8 @@ from typing import Literal
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.measuring.journal import UnitResult
 from packtrain.measuring.request import Request
-from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import spoils_file
+from packtrain.records.shards.decompression import SPOILT
 
 _BY_REASON = {
     "media: file not found": "set the folder that these paths start from (--media-root)",

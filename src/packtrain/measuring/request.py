@@ -16,18 +16,17 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.core.user_code import without_folder
 from packtrain.core.values import MediaLimits
-from packtrain.families.base import ProcessorSettings
+from packtrain.families.chat_template import check_date, date_for
 from packtrain.families.encoder import LossOn
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import family_code, load_plugins
 from packtrain.families.settings import read_settings, with_template, with_tokenizer
-from packtrain.families.template_date import check_date, date_for
 from packtrain.measuring.measure_summary import Places, SourcePlace
 from packtrain.records.formats.hf_dataset import hub_revision, in_files
 from packtrain.records.formats.source_files import local_root
 from packtrain.records.media import MAX_IMAGE_PIXELS
 from packtrain.records.open import data_files, named_files
-from packtrain.records.schemas.formatting import load_formatting
-from packtrain.records.schemas.to_record import SchemaOptions
+from packtrain.records.schemas.to_record import SchemaOptions, load_formatting
 from packtrain.records.shards.address import is_remote, remote_state
 from packtrain.records.source import SourceSpec
 

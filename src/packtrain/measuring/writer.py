@@ -20,8 +20,8 @@ from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, Content, from
 from packtrain.measuring.journal import Journal, UnitResult
 from packtrain.measuring.measure_summary import EntryCounts, UnreadName
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, DataFile
-from packtrain.records.formats.compression import SPOILT
 from packtrain.records.open import loses_more
+from packtrain.records.shards.decompression import SPOILT
 
 _ROW_GROUP = 65_536
 _PIECES = 256  # tables that are held before they are joined

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError, in_one_line, nearest
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
-from packtrain.modeling.model_parts import ModelParts, model_parts
+from packtrain.modeling.model_parts import HALF, ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, take_off
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
@@ -144,7 +144,7 @@ def _flash_refusal(model: Any, backend: str, device: torch.device, dtype: torch.
     number = backend[-1]
     if device.type != "cuda":
         return f"it needs a GPU, and the model is on {device.type}"
-    if dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in HALF:
         return f"it needs bf16 or fp16, and the model is in {str(dtype).removeprefix('torch.')}"
     if not (is_flash_attn_3_available() if number == "3" else is_flash_attn_2_available()):
         return f"the package of FlashAttention {number} is not installed; varlen needs no package"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.encoded_sample import IGNORED
-from packtrain.modeling.host import in_one_thread, send
+from packtrain.modeling.host_sync import in_one_thread, send
 from packtrain.modeling.model_parts import transformers_model
 from packtrain.modeling.patches import patch_on, put, set_back, take_off
 

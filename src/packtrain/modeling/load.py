@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -352,3 +353,12 @@ def _plain(value: Any) -> Any:
 def _other_adapters(place: Path, got: str) -> ArtifactError:
     expected = "the adapters of this model, all of them"
     return ArtifactError(str(place), got=" ".join(got.split()), expected=expected, fix=_ANOTHER)
+
+
+def quiet_libraries() -> None:
+    """To be called before Trainer or peft are imported: both import bitsandbytes."""
+    from transformers.utils import logging as theirs
+
+    theirs.set_verbosity_error()
+    # On some CPUs it looks for a kernel that needs another package, which nothing here uses.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

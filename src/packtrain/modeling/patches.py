@@ -45,8 +45,8 @@ PATCHES: dict[str, Patch] = {
         why="DDP and FSDP wait for encoders that a rank's batch does not call",
         until="never: it belongs to training on several ranks",
     ),
-    "no_waiting": Patch(
-        module="no_waiting",
+    "host_sync": Patch(
+        module="host_sync",
         what="image sizes are computed on the host, and image tokens found without counting them (qwen3_vl)",
         why="avoids about twenty device syncs per step",
         until="transformers takes the sizes from the host",

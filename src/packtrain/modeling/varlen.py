@@ -18,11 +18,11 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from packtrain.core.errors import ConfigError
+from packtrain.modeling.model_parts import HALF
 
 VARLEN = "packtrain_varlen"
 # Vision encoders hand all their images over in one call only to an implementation that is called flash.
 VISION_VARLEN = "packtrain_flash_varlen"
-_HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
 # Fewer keys than queries: older versions take them without being told. Asked here, since compiled code cannot.
 _GROUPS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -39,7 +39,7 @@ def register() -> None:
 
 def has_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether the real kernel runs for such tensors, rather than the loop."""
-    return device.type == "cuda" and dtype in _HALF and head_dim % 8 == 0 and head_dim <= _LARGEST_HEAD
+    return device.type == "cuda" and dtype in HALF and head_dim % 8 == 0 and head_dim <= _LARGEST_HEAD
 
 
 def as_mask(ends: Tensor) -> Tensor:

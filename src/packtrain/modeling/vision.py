@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.modality import PIXELS
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.families.registry import find_family
 from packtrain.modeling.model_parts import ModelParts, model_parts, transformers_model
 from packtrain.modeling.patches import is_on, put, set_back, take_off

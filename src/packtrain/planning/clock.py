@@ -1,26 +1,97 @@
-"""How long an epoch takes, from the passes that it consists of and the steps that they make up."""
+"""The forward passes of an epoch as columns (packs, or padded batches), and how long they take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.schedule import arrange, turned
-from packtrain.planning.passes import PassColumns, one_pass
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.time import (
     Coefficients,
-    behind_launches,
     default_coefficients,
     launch_seconds,
     step_time,
     waiting_seconds,
     waits,
+    with_launches,
     work_seconds,
 )
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
+
+FIELDS = tuple(field.name for field in fields(Load))
+_FROM_PLANS = {"squared_tokens": "attention"}  # where a plan has another name for it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassColumns:
+    """One array for each field of a Load, one number for each pass."""
+
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.columns["tokens"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def load(self, number: int) -> Load:
+        """One pass."""
+        return Load(**{name: int(self.columns[name][number]) for name in FIELDS})
+
+    def worst(self) -> Load:
+        """The largest of every number: no pass needs more, and usually none needs all of it at once."""
+        return Load(**{name: int(self.columns[name].max()) for name in FIELDS})
+
+    def mean(self) -> Load:
+        """An average pass."""
+        return Load(**{name: round(float(self.columns[name].mean())) for name in FIELDS})
+
+    def filled(self, length: int) -> PassColumns:
+        """Rows of one length, as compiled layers compute them: what a pack leaves free is one more sample."""
+        free = np.maximum(length - self.columns["tokens"], 0)
+        more = {
+            "tokens": self.columns["tokens"] + free,
+            "squared_tokens": self.columns["squared_tokens"] + free * free,
+            "longest": np.maximum(self.columns["longest"], free),
+        }
+        return PassColumns({**self.columns, **more})
+
+    def take(self, order: np.ndarray) -> PassColumns:
+        """Some of the passes, in another order."""
+        return PassColumns({name: column[order] for name, column in self.columns.items()})
+
+
+def pack_passes(loads: Mapping[str, np.ndarray]) -> PassColumns:
+    """Packs are rows of their own; a pack's numbers come under the names that plans have for them."""
+    columns = {name: loads[_FROM_PLANS.get(name, name)] for name in FIELDS if name != "rows"}
+    return PassColumns({**columns, "rows": np.ones_like(columns["tokens"])})
+
+
+def padded_batches(columns: Mapping[str, np.ndarray], starts: np.ndarray) -> PassColumns:
+    """Padded batches of consecutive rows: each begins at one of `starts` and is padded to its longest row."""
+    rows, longest = np.add.reduceat(columns["samples"], starts), np.maximum.reduceat(columns["longest"], starts)
+    sums = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
+    return PassColumns(
+        {
+            "tokens": rows * longest,
+            "squared_tokens": rows * longest * longest,
+            "longest": longest,
+            "samples": rows,
+            "rows": rows,
+            "largest_patches": np.maximum.reduceat(columns["largest_patches"], starts),
+            **{name: np.add.reduceat(columns[name], starts) for name in sums},
+        }
+    )
+
+
+def one_pass(load: Load) -> PassColumns:
+    """A single pass as columns."""
+    return PassColumns({name: np.array([getattr(load, name)]) for name in FIELDS})
+
 
 _MEET_ONCE = ("ddp", "zero1")  # gradients are exchanged once a step
 _PROBE = 1 << 12  # tokens; what is measured with it is linear, so that any number would do
@@ -40,7 +111,7 @@ class Clock:
         setup = replace(self.setup, attention="varlen")
         work = work_seconds(self.shape, setup, self.gpu, self.coefficients, longest=int(passes["longest"].max()))
         dense = self._dense(passes)
-        found = work.of(
+        busy = work.of(
             tokens=passes["tokens"].astype(np.float64),
             squared_tokens=np.where(dense, 0.0, passes["squared_tokens"]),
             patches=passes["patches"].astype(np.float64),
@@ -48,8 +119,8 @@ class Clock:
             supervised_tokens=passes["supervised_tokens"].astype(np.float64),
         )
         whole_rows = passes["tokens"].astype(np.float64) ** 2 / passes["rows"]
-        found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
-        return self._launched(found, passes["patches"] > 0, passes["images"])
+        busy = busy + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
+        return self._launched(busy, passes["patches"] > 0, passes["images"])
 
     def epoch(self, passes: PassColumns, per_step: int, *, packs: bool = False) -> float:
         """All passes in this order, `per_step` in an optimizer step.
@@ -104,13 +175,13 @@ class Clock:
         return (dense - plain) / (_PROBE * _PROBE / row.rows)
 
     def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
-        """Passes behind their launches; those without patches are spared the encoder's, and waiting for it."""
-        chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
+        """Passes with their kernel launches; those without patches launch no encoder and do not wait for it."""
+        chosen = self.coefficients or default_coefficients(compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
         waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0
         loads = (text, image, replace(image, images=1))
         without, with_encoder, with_one = (launch_seconds(self.shape, self.setup, load, chosen) for load in loads)
         launches = np.where(sees, with_encoder + (with_one - with_encoder) * images, without)
-        seconds = behind_launches(busy - waited, launches)
+        seconds = with_launches(busy - waited, launches)
         return np.asarray(seconds + np.where(sees, waited, 0.0))

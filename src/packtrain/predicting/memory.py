@@ -125,9 +125,9 @@ def estimate_memory(
         stored += f", {_many(counts.adapters)} in adapters"
     if counts.quantized:
         stored += f", {_many(counts.quantized)} in 4 bits"
-    found = (
+    sizes = (
         ("weights", fixed.weights, f"{stored}, {one}"),
-        ("gradients", fixed.gradients, f"of {_many(counts.learning)} parameters, kept between micro-batches, {one}"),
+        ("gradients", fixed.gradients, f"of {_many(counts.trainable)} parameters, kept between micro-batches, {one}"),
         ("optimizer states", fixed.optimizer, f"{_kept_states(setup, counts)}, {one}"),
         ("language activations", moment.language, _language_why(shape, setup, load)),
         ("vision activations", moment.vision, _vision_why(shape, setup, load)),
@@ -137,7 +137,7 @@ def estimate_memory(
         ("communication buffers", fixed.buffers, f"{setup.sharding} on {setup.gpus} GPUs"),
         ("framework", framework, f"CUDA context and workspaces, and {coefficients.fragmentation:.0%} fragmentation"),
     )
-    parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in found)
+    parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in sizes)
     return MemoryEstimate(parts=parts, moment=moment.name)
 
 
@@ -165,7 +165,7 @@ def largest_tokens(
 
 
 def scale_load(load: Load, tokens: int) -> Load:
-    """A load of so many tokens of the same mix: more or fewer samples like these, in a longer pack or in more rows."""
+    """A load of `tokens` of the same mix: more or fewer samples like these, in a longer pack or in more rows."""
     if load.tokens < 1:
         raise ConfigError("load", got=f"{load.tokens} tokens", expected="at least one, to know what the mix is")
 
@@ -344,7 +344,7 @@ def _many(number: int) -> str:
 def _kept_states(setup: TrainingSetup, counts: Counts) -> str:
     copied = counts.masters(setup)
     masters = f", with fp32 masters of {_many(copied)}" if copied else ""
-    return f"{setup.optimizer} for {_many(counts.learning)} parameters{masters}"
+    return f"{setup.optimizer} for {_many(counts.trainable)} parameters{masters}"
 
 
 def _language_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:

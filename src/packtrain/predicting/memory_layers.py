@@ -1,7 +1,7 @@
 """What autograd keeps of one layer, counted tensor by tensor as transformers' layers keep it, compiled or not.
 
 Legend, all of one token or patch: `b` bytes of the compute type, `hidden` the residual stream, `queries` and `keys` the
-widths of the projections. A tensor counts once, whoever else holds it; parameters and inputs of the model do not count.
+widths of the projections. A tensor counts once, however many hold it; parameters and inputs of the model do not count.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from packtrain.families.registry import find_family
 from packtrain.families.shape import Composition, LanguageShape, VisionShape, VisionTraits
+from packtrain.predicting.flops import language_matrices
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 FLOAT = 4  # statistics, softmax and the inner part of RMSNorm are fp32 whatever the weights are
@@ -113,7 +114,7 @@ def _adapter_inputs(language: LanguageShape, setup: TrainingSetup, b: int) -> in
 
 
 def _adapter_constants(language: LanguageShape, setup: TrainingSetup) -> int:
-    """DoRA sends an identity matrix through each adapter to learn the norm of the adapted matrix, and keeps it."""
+    """DoRA sends an identity matrix through each adapter to compute the norm of the adapted matrix, and keeps it."""
     if setup.method != "dora":
         return 0
     own = adapter_bytes(setup)
@@ -160,7 +161,7 @@ def _row_square(load: Load) -> int:
 
 
 def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
-    """One layer of the encoder over so many patches, without what grows with the square of an image's patches."""
+    """One layer of the encoder over this many patches, without what grows with the square of an image's patches."""
     b = compute_bytes(setup)
     return LayerBytes(
         saved=patches * sum(vision_patch(shape, vision, setup).values()),
@@ -215,14 +216,6 @@ def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     if shape.vision is None or not vision_traits(shape).fused:
         return language
     return language + 2 * FLOAT * shape.vision.hidden // shape.vision.heads * load.patches
-
-
-def language_matrices(language: LanguageShape) -> tuple[tuple[int, int], ...]:
-    """The linear layers of one decoder layer as (numbers in, numbers out), those of one expert."""
-    hidden, inner = language.hidden, language.intermediate
-    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
-    attention = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
-    return (*attention, *((hidden, inner),) * (2 if language.gated else 1), (inner, hidden))
 
 
 def small_parts(shape: ModelShape) -> tuple[int, bool]:

@@ -1,22 +1,239 @@
-"""A file that names several datasets and how much of each to use; all errors are reported together."""
+"""A file that names several datasets and how much of each to use; all errors are reported together.
+
+Beside our own YAML: Energon's metadatasets (a member is a folder of tar shards, of which `.nv-meta/split.yaml` says
+which belong to a split, or a JSON Lines file), LLaMA-Factory's dataset_info.json and InternVL's meta file. What an
+entry says beyond where its data are is taken as it is meant, or refused by name.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.records.dataset_registry import is_registry, registry_items
-from packtrain.records.energon import is_metadataset, metadataset_items
-from packtrain.records.formats.source_files import YAML_ENDINGS, is_hub_name
+from packtrain.records.formats.source_files import YAML_ENDINGS, expand_braces, is_hub_name
 from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import brief, read_any
+
+_META = ".nv-meta"
+_SHARE = {"blend": "weight", "datasets": "weight", "blend_epochized": "repetitions"}
+_IGNORED = ("subflavor", "subflavors", "shuffle_over_epochs_multiplier", "split_part", "path")
+_EXPECTED = "datasets with a path each, mixed by blend or blend_epochized"
+_WAY = "list the files in a YAML mixture: {path: coco/shard-{000..099}.tar, weight: 0.6}; weights are shares"
+
+
+def is_metadataset(content: Any) -> bool:
+    """Is this content of a YAML file a metadataset?"""
+    return isinstance(content, Mapping) and str(content.get("__module__", "")).startswith("megatron.energon")
+
+
+def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problems: list[str]) -> list[dict[str, Any]]:
+    """Its members of a split as items of a mixture; what cannot be is added to `problems`."""
+    splits = content.get("splits")
+    if not isinstance(splits, Mapping) or not isinstance(chosen := splits.get(split), Mapping):
+        has = ", ".join(map(str, splits)) if isinstance(splits, Mapping) else "none"
+        raise ConfigError(file, got=f"splits {has}", expected=f"the split {split}", fix="set data.split or --split")
+    kind = next((name for name in _SHARE if name in chosen), "")
+    members = chosen[kind] if kind else [chosen]
+    strange = [str(name) for name in chosen if name not in (kind, *(_IGNORED if not kind else ()))]
+    if strange or not isinstance(members, list) or not members:
+        got = f"a metadataset of Energon with {', '.join(strange) or 'nothing in it'}"
+        raise ConfigError(file, got=got, expected=_EXPECTED, fix=_WAY)
+    share = _SHARE.get(kind, "")
+    folder, items = os.path.dirname(os.path.abspath(file)), []
+    for number, member in enumerate(members):
+        where = f"{split}.{kind}[{number}]" if kind else split
+        found = [*_problems(member, share)]
+        try:
+            items.append(_member(member, folder, split, share)) if not found else None
+        except ConfigError as error:
+            found = [str(error.got)]
+        problems += [f"{where}: {problem}; {_WAY}" for problem in found]
+    return _shared(items) if share == "weight" and not problems else items
+
+
+def _problems(member: Any, share: str) -> Iterator[str]:
+    """What asks for more than a path and a share."""
+    if not isinstance(member, Mapping) or not isinstance(member.get("path"), str):
+        yield "no path"
+        return
+    for name, value in member.items():
+        if name not in (*_IGNORED, share) and value is not None:
+            yield f"{name} is not read here"
+    given = member.get(share, 1) if share else 1
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        yield f"{share}: {brief(given)} instead of a number above 0"
+
+
+def _member(member: Mapping[str, Any], folder: str, split: str, share: str) -> dict[str, Any]:
+    path = os.path.normpath(os.path.join(folder, os.path.expanduser(member["path"])))
+    found: dict[str, Any] = {"path": path}
+    if os.path.isdir(path):
+        found["name"] = os.path.basename(os.path.normpath(path))
+        found |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
+    elif path.lower().endswith((".yaml", ".yml")):
+        raise ConfigError(path, got=f"{member['path']} is a metadataset inside a metadataset")
+    if share:
+        found["repeats" if share == "repetitions" else share] = member.get(share, 1)
+    return found
+
+
+def _shards(folder: str, split: str) -> str:
+    """The shards of a split, as one pattern."""
+    meta = Path(folder) / _META
+    split_of, dataset = _read(meta / "split.yaml"), _read(meta / "dataset.yaml")
+    if dataset.get("sample_loader"):
+        raise ConfigError(folder, got=f"{folder}: its samples come from code, {dataset['sample_loader']}")
+    parts = split_of.get("split_parts")
+    listed = parts.get(split) if isinstance(parts, Mapping) else None
+    if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
+        raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml has no shards of the split {split}")
+    names = [name for pattern in listed for name in expand_braces(pattern)]
+    left_out = split_of.get("exclude") or []
+    if any(".tar/" in str(name) for name in left_out):
+        raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml excludes single samples")
+    kept = [os.path.join(folder, name) for name in names if name not in left_out]
+    inside = os.path.realpath(folder) + os.sep
+    if any(not os.path.realpath(path).startswith(inside) or "," in path or "{" in path for path in kept):
+        raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml lists files outside of it")
+    return (
+        kept[0] if len(kept) == 1 else f"{folder}{os.sep}{{{','.join(os.path.relpath(one, folder) for one in kept)}}}"
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    content = read_any(path) if path.is_file() else {}
+    return content if isinstance(content, Mapping) else {}
+
+
+def _shared(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Energon's weights are relative, ours are shares of all samples."""
+    total = sum(item["weight"] for item in items)
+    return [{**item, "weight": item["weight"] / total} for item in items]
+
+
+MOST = 1 << 22  # bytes; a longer file is data
+_FACTORY = ("file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+_INTERNVL = ("root", "annotation")
+# Columns and tags of LLaMA-Factory, by the names under which records are recognised here.
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    **{"prompt": ("instruction",), "query": ("input",), "response": ("output",), "history": ("history",)},
+    **{"messages": ("messages", "conversations"), "system": ("system",)},
+    **{"images": ("images", "image"), "videos": ("videos", "video")},
+}
+_TAGS: Mapping[str, tuple[str, ...]] = {
+    **{"role_tag": ("role", "from"), "content_tag": ("content", "value"), "system_tag": ("system",)},
+    **{"user_tag": ("user", "human"), "assistant_tag": ("assistant", "gpt")},
+}
+_ONE_BY_ONE = "select sources with data.sources or --source"
+# Keys that would change what is trained: why they are refused, and what to do.
+_REFUSED: Mapping[str, str] = {
+    "ranking": "preference data are not supported",
+    "folder": "set the folder as path in a YAML mixture",
+    "max_dynamic_patch": "image tiling follows the model's processor; leave it out",
+    "min_dynamic_patch": "image tiling follows the model's processor; leave it out",
+    "data_augment": "image augmentation is not supported; set it to false",
+}
+
+
+def is_registry(path: str) -> bool:
+    """Is this JSON file a list of datasets? Every value of such an object is one, and says where it is."""
+    return path.lower().endswith(".json") and _kind(_content(path)) is not None
+
+
+def registry_items(path: str, names: Sequence[str], problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The entries as those of a YAML mixture, of these names or all; what cannot be is added to `problems`."""
+    content = _content(path) or {}
+    kind = _kind(content)
+    assert kind is not None
+    for name in names:
+        if name not in content:
+            problems.append(f"{name}: no such dataset. {nearest(name, content)}".rstrip())
+    for name in names or content:
+        if name not in content:
+            continue
+        before = len(problems)
+        item = kind(name, content[name], os.path.dirname(os.path.abspath(path)), problems)
+        if len(problems) == before:
+            yield item
+    if problems and not names and len(content) > 1:
+        problems.append(_ONE_BY_ONE)
+
+
+def _content(path: str) -> dict[str, Any] | None:
+    try:
+        if os.path.getsize(path) > MOST:
+            return None
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    entries = isinstance(content, dict) and content and all(isinstance(one, dict) for one in content.values())
+    return content if entries else None
+
+
+def _kind(content: dict[str, Any] | None) -> Callable[[str, Any, str, list[str]], dict[str, Any]] | None:
+    if content and all(any(key in one for key in _FACTORY) for one in content.values()):
+        return _of_factory
+    if content and all(all(key in one for key in _INTERNVL) for one in content.values()):
+        return _of_internvl
+    return None
+
+
+def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list[str]) -> dict[str, Any]:
+    """An entry of dataset_info.json; media are relative to its folder."""
+    known = {"formatting", "columns", "tags", "split", "subset", "num_samples", *_FACTORY}
+    problems += _strange(name, entry, known)
+    for part, table in (("columns", _COLUMNS), ("tags", _TAGS)):
+        given = entry.get(part) or {}
+        for key, value in given.items() if isinstance(given, Mapping) else ():
+            if value is not None and value not in table.get(key, ()):
+                way = "data.columns renames it" if key in _COLUMNS else "data.formatting_func takes your own function"
+                problems.append(f"{name}.{part}.{key}: {brief(value)} is not read as {key}; {way}")
+    if entry.get("formatting", "alpaca") not in ("alpaca", "sharegpt", "openai"):
+        problems.append(
+            f"{name}.formatting: {brief(entry['formatting'])} is not supported; use alpaca, sharegpt or openai"
+        )
+    shared = {key: entry[key] for key in ("split", "subset") if entry.get(key) is not None}
+    shared |= {"max_samples": entry["num_samples"]} if entry.get("num_samples") else {}
+    if "file_name" in entry:
+        return {"name": name, "path": entry["file_name"], "media_root": folder, **shared}
+    if "hf_hub_url" in entry:
+        return {"name": name, "path": entry["hf_hub_url"], "format": "hf_dataset", **shared}
+    problems.append(
+        f"{name}: only file_name and hf_hub_url are read; download it, and list its files in a YAML mixture"
+    )
+    return {}
+
+
+def _of_internvl(name: str, entry: Mapping[str, Any], folder: str, problems: list[str]) -> dict[str, Any]:
+    """An entry of a meta file; its paths are relative to the file or, as InternVL has it, to the working directory."""
+    problems += _strange(name, entry, {*_INTERNVL, "repeat_time", "length"})
+
+    def place(key: str) -> Any:
+        given = entry[key]
+        here = isinstance(given, str) and not os.path.exists(os.path.join(folder, given)) and os.path.exists(given)
+        return os.path.abspath(given) if here else given
+
+    found = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
+    return {**found, "media_root": place("root")} if entry["root"] else found
+
+
+def _strange(name: str, entry: Mapping[str, Any], known: set[str]) -> list[str]:
+    """Keys that ask for something, and are not known."""
+    return [
+        f"{name}.{key}: {_REFUSED.get(key, 'unknown key')}"
+        for key, value in entry.items()
+        if key not in known and value
+    ]
+
 
 ALIASES: Mapping[str, str] = {
     **{"dataset_path": "path", "dataset_format": "format", "media_dir": "media_root"},

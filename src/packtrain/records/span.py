@@ -1,10 +1,12 @@
-"""A readable span of bytes: a file, a part of an archive, or memory; read at any place without a cursor."""
+"""Bytes that are read at any place: a part of a file, of an archive or of memory, or a whole decompressed data file."""
 
 from __future__ import annotations
 
 import io
 import os
-from typing import BinaryIO, cast
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol, cast
 
 
 class Span:
@@ -111,3 +113,58 @@ class _SpanFile(CursorFile):
         if self._owner and not self.closed:
             self._span.close()
         super().close()
+
+
+FIRST_BLOCK, LARGEST_BLOCK = 1 << 14, 1 << 18
+
+
+class Plain(Protocol):
+    """The decompressed bytes of one data file."""
+
+    path: str | None  # a local file that holds just these bytes; None where there is none
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only where the file ends. OSError where they cannot be had."""
+        ...
+
+
+class Files(Protocol):
+    """Where data files are read from. One object for each process; it must pickle."""
+
+    def plain(self, file: str) -> AbstractContextManager[Plain]:
+        """One data file; it stays readable until the block ends."""
+        ...
+
+    def renew(self, file: str) -> bool:
+        """Forget what was copied or made from a file, so that it is fetched again; False where nothing was."""
+        ...
+
+
+def plain_blocks(plain: Plain, at: int, most: int = 1 << 62) -> Iterator[bytes]:
+    """At most `most` bytes from a place on; small blocks first, since one entry is often small."""
+    size, end = FIRST_BLOCK, at + most
+    while block := plain.read_at(at, min(size, end - at)):
+        yield block
+        at, size = at + len(block), min(2 * size, LARGEST_BLOCK)
+
+
+class PlainFile(CursorFile):
+    """A read-only file over bytes that are in no local file of their own."""
+
+    def __init__(self, plain: Plain) -> None:
+        self._plain, self._size = plain, -1
+
+    def read_at(self, position: int, length: int) -> bytes:
+        return self._plain.read_at(position, length)
+
+    def size(self) -> int:
+        """Looked for once, by reading single bytes."""
+        if self._size < 0:
+            low, high = 0, 1  # there are at least `low` bytes, and fewer than `high`
+            while self._plain.read_at(high - 1, 1):
+                low, high = high, 2 * high
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._plain.read_at(middle - 1, 1) else (low, middle)
+            self._size = low
+        return self._size

@@ -29,8 +29,7 @@ import torch
 from packtrain.core.artifacts import free_bytes, read_json, refuse_links, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
-from packtrain.training.agreement import faults_of_all, world_size
-from packtrain.training.shared_sums import Sums, shared_sums
+from packtrain.training.agreement import Sums, faults_of_all, shared_sums, world_size
 
 MARKER = "checkpoint.json"
 KIND, VERSION = "checkpoint", 2

@@ -11,17 +11,16 @@ import torch
 
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
-from packtrain.delivery.encode.streamed import StreamedSource
+from packtrain.delivery.encode.pack_source import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import faults_of_all
-from packtrain.training.evaluation import kept_random_state
-from packtrain.verifying.checked_samples import RowRoom
-from packtrain.verifying.quick import Training, quick_check
-from packtrain.verifying.verdict import Verdict
+from packtrain.training.loss import kept_random_state
+from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.quick import RowRoom, Training, quick_check
 
 _PACKS = 8  # that are looked into for samples
 Samples = tuple[EncodedSample, ...]

@@ -1,20 +1,29 @@
-"""The loss of one batch as a plain sum over its supervised tokens, and the number that a step's sums are divided by."""
+"""The loss as a plain sum over supervised tokens: of a batch, of a step over all ranks, and of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from packtrain.delivery.collate.batch_values import Batch, BatchInfo
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchInfo
 from packtrain.delivery.encode.encoded_sample import IGNORED
+from packtrain.delivery.trainers.token_loss import Evaluated
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
+from packtrain.modeling.model_parts import part_of_weight
+from packtrain.training.agreement import summed
 from packtrain.training.step_settings import StepSettings
 
-WEIGHTS = "loss_weights"  # of a batch whose tokens do not weigh the same
+_SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
+
+
+# ---- of a batch
 
 
 class SumOfLosses(Protocol):
@@ -36,7 +45,7 @@ class InChunks:
         self._loss = ChunkedLoss.install(model, chunk=chunk, smoothing=smoothing)
 
     def targets(self, inputs: dict[str, Any]) -> Targets:
-        return Targets.of(inputs["labels"], inputs.pop(WEIGHTS, None))
+        return Targets.of(inputs["labels"], inputs.pop(LOSS_WEIGHTS, None))
 
     def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
         targets = targets if targets is not None else self.targets(inputs)
@@ -55,8 +64,8 @@ class FromLogits:
         return None
 
     def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
-        labels, weights = inputs["labels"], inputs.get(WEIGHTS)
-        outputs = model(**{name: value for name, value in inputs.items() if name not in ("labels", WEIGHTS)})
+        labels, weights = inputs["labels"], inputs.get(LOSS_WEIGHTS)
+        outputs = model(**{name: value for name, value in inputs.items() if name not in ("labels", LOSS_WEIGHTS)})
         ids = labels[..., 1:]
         supervised = ids != IGNORED
         logits = outputs["logits"][..., :-1, :][supervised].float()
@@ -82,11 +91,113 @@ def loss_on(losses: SumOfLosses, device: torch.device) -> Callable[[Any, Any], T
     return total
 
 
+# ---- of a step
+
+
 def weight_of(info: BatchInfo) -> float:
     """What a batch adds to the number that the sums of its step are divided by."""
-    return float(getattr(info, "loss_total", info.supervised_tokens))
+    return info.loss_total
 
 
-def weight_of_all(batches: Iterable[Any]) -> Tensor:
-    """The same of all batches of a step of one rank; on the host."""
-    return torch.tensor(sum(weight_of(batch.info) for batch in batches), dtype=torch.float64)
+class StepReach:
+    """What the batches of a step hold, on all ranks. The host gets it without waiting for what is computed later."""
+
+    def __init__(self, batches: Sequence[Any], device: torch.device) -> None:
+        media = float(sum(batch.info.images + batch.info.videos for batch in batches))
+        self._sums = summed([sum(weight_of(batch.info) for batch in batches), media], device)
+        self._host, self._sent = self._sums, None
+        if device.type == "cuda":
+            self._host = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
+            self._host.copy_(self._sums, non_blocking=True)
+            self._sent = torch.cuda.Event()
+            self._sent.record()
+
+    @property
+    def weight(self) -> Tensor:
+        """Of all supervised tokens of the step: what its sum of losses is divided by; on the device."""
+        return self._sums[0].clamp(min=_SMALLEST).float()
+
+    @property
+    def has_loss(self) -> bool:
+        """Does any token carry loss?"""
+        return self._on_host(0) > 0
+
+    @property
+    def has_media(self) -> bool:
+        """Does any rank have an image or a video?"""
+        return self._on_host(1) > 0
+
+    def _on_host(self, place: int) -> float:
+        if self._sent is not None:
+            self._sent.synchronize()
+        return float(self._host[place])
+
+
+def leave_alone(model: Any, *, everything: bool) -> None:
+    """Take away the gradients of all parameters, or of those that only media reach: an optimizer passes them over.
+
+    On several ranks every parameter gets a gradient in every step, of zero where no batch reaches it, so that
+    collectives match. Weight decay and momentum would move such parameters all the same.
+    """
+    for name, parameter in model.named_parameters():
+        if everything or part_of_weight(name) != "language":
+            parameter.grad = None
+
+
+# ---- of an evaluation
+
+
+class EvaluationStopped(Exception):
+    """The run is to end; what was evaluated so far is no evaluation."""
+
+
+def evaluate(
+    model: Any,
+    batches: Iterable[Batch],
+    total: Callable[[Any, Batch], Tensor],
+    device: torch.device,
+    stops: Callable[[], bool] = lambda: False,
+) -> Evaluated:
+    """Sum of token losses over their number. `total` gives the sum of one batch; every rank has as many batches.
+
+    `stops` is asked before each batch and answers all ranks alike; EvaluationStopped is raised where it says yes.
+    """
+    sum_of_losses = torch.zeros((), dtype=torch.float64, device=device)
+    weight, samples, tokens, number, failures = 0.0, 0, 0, 0, 0
+    with kept_random_state(), _evaluating(model), torch.no_grad():
+        for batch in batches:
+            if stops():
+                raise EvaluationStopped
+            sum_of_losses += total(model, batch).double()
+            info, number = batch.info, number + 1
+            weight, samples, tokens = weight + weight_of(info), samples + info.whole_samples, tokens + info.tokens
+            failures += sum(not entry.filtered for entry in info.failures)
+        sums = summed([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
+    return Evaluated.of(sums)
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Random numbers continue afterwards as if nothing had been drawn, so that looking changes no run."""
+    before, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numbers)
+        torch.set_rng_state(cpu)
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu)
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Without dropout, and every module back in the mode that it was in."""
+    was = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in was:
+            module.training = training

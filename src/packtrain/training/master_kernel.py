@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from packtrain.modeling.host import send
+from packtrain.modeling.host_sync import send
 
 _BLOCK = 1_024
 _CHUNK = 64 * _BLOCK  # numbers that one program steps

@@ -27,13 +27,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from packtrain.core.errors import ConfigError
+from packtrain.modeling.model_parts import HALF
 from packtrain.training.sharded_files import tensors_in
 
 if TYPE_CHECKING:
     from packtrain.training.master_kernel import Stepped
 
 MASTER = "master"  # in the state of a parameter
-HALF = (torch.bfloat16, torch.float16)
 AT_ONCE = 100_000_000  # numbers whose gradients are fp32 at the same time, where no single parameter has more
 WORTH_A_KERNEL = 2**16  # numbers of a weight; smaller ones take torch's way, all at once
 _KNOWN = ("torch", "transformers")  # packages whose optimizers step fp32 tensors, whatever the model is

@@ -18,8 +18,7 @@ from packtrain.runs.history import (
     to_rows,
 )
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
-from packtrain.training.learning import Overfitting, Plateau
-from packtrain.training.monitor_rules import RULES, Found
+from packtrain.training.monitor_rules import RULES, Found, Overfitting, Plateau
 
 _STATE = 1
 

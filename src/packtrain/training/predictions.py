@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
+import torch
+
+from packtrain.core.errors import MemoryLimitError
 from packtrain.delivery.collate.batch_values import BatchInfo
+from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
 from packtrain.predicting.gpus import Gpu
-from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
+from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.predicting.time import Coefficients, step_time
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
@@ -85,3 +90,181 @@ def _mean(loads: Sequence[Load]) -> Load:
         numbers = [getattr(load, one.name) for load in loads]
         values[one.name] = max(numbers) if one.name in largest else round(sum(numbers) / len(numbers))
     return Load(**values)
+
+
+# ---- out of memory, explained: which pack it was, what it held, and what would have fitted
+
+# How libraries say it that do not raise torch's own error.
+_WORDS = re.compile(
+    r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_HOST_ALLOCATION_FAILED)"
+    r"|can't allocate memory|failed to allocate memory",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) ([KMGT]?)i?B", re.IGNORECASE)
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_ROUND = 64  # lengths are given in multiples of it
+_SHOWN = 8  # samples that are named
+_GUESS = 0.75  # of what failed, where nothing else is known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryModel:
+    """What predicts the memory of a pack."""
+
+    shape: ModelShape
+    setup: TrainingSetup
+    coefficients: MemoryCoefficients = DEFAULT_COEFFICIENTS
+    heaviest: Load | None = None  # the largest of everything that a batch of the plan has
+
+    def fitting(self, load: Load, usable: int) -> int:
+        """Tokens of this mix that fit."""
+        return largest_tokens(self.shape, self.setup, usable, load, self.coefficients)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceMemory:
+    """Of one GPU, in bytes; all 0 where there is none."""
+
+    free: int = 0
+    total: int = 0
+    reserved: int = 0  # by this process
+    before: int = 0  # allocated by this process between two steps: weights, gradients, states
+
+    @property
+    def usable(self) -> int:
+        """What this process can have: other processes may hold some of the GPU."""
+        return self.free + self.reserved
+
+    @classmethod
+    def of(cls, device: torch.device, *, before: int = 0) -> DeviceMemory:
+        """As it is now."""
+        if device.type != "cuda":
+            return cls()
+        free, total = torch.cuda.mem_get_info(device)
+        return cls(free=free, total=total, reserved=torch.cuda.memory_reserved(device), before=before)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Where a run was when memory ended."""
+
+    rank: int
+    step: int  # counted from 1
+    doing: str  # in words
+    batch: BatchInfo
+    capacity: int | None = None  # packing_length of the plan
+    fitted: int = 0  # tokens of the largest batch that has fitted so far
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Is this an out-of-memory error?"""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
+    )
+
+
+def explain(
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None = None
+) -> MemoryLimitError:
+    """The error to raise in its place. Its first line says enough for the other ranks."""
+    batch = failure.batch
+    where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs(batch)}"
+    found = [_held(batch), _samples(batch), str(error).splitlines()[0][:300] if str(error) else type(error).__name__]
+    if memory.total:
+        found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+    room = _would_fit(error, failure, memory, model)
+    return MemoryLimitError(
+        where,
+        problems=[line for line in found if line],
+        expected="packs that fit in memory",
+        fix=_advice(room, failure),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Room:
+    """How many tokens of a load would have fitted, and how that is known."""
+
+    tokens: int
+    load: Load
+    why: str
+
+    @property
+    def share(self) -> float:
+        """Of the load."""
+        return self.tokens / max(1, self.load.tokens)
+
+
+def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None) -> _Room:
+    load = batch_load(failure.batch)
+    tokens = load.tokens
+    if model is not None and memory.usable and failure.batch.tokens:
+        predicted = model.fitting(load, memory.usable)
+        # A length that helped this pack alone would fail at the next one with more patches.
+        for_all = predicted if model.heaviest is None else model.fitting(model.heaviest, memory.usable)
+        if model.heaviest is not None and for_all < min(predicted, tokens):
+            why = "by the memory model, for the heaviest pack of the plan"
+            return _Room(tokens=for_all, load=model.heaviest, why=why)
+        if predicted < tokens:
+            return _Room(tokens=predicted, load=load, why="by the memory model")
+    asked = asked_bytes(error)
+    used = memory.reserved + asked - memory.before
+    if asked and memory.usable and used > 0 and tokens:
+        share = (memory.usable - memory.before) / used
+        if 0 < share < 1:
+            why = "in proportion to the failed allocation, so it may still be too much"
+            return _Room(tokens=int(tokens * share), load=load, why=why)
+    if 0 < failure.fitted < tokens:
+        return _Room(tokens=failure.fitted, load=load, why="the largest batch that has fitted so far")
+    return _Room(tokens=int(tokens * _GUESS), load=load, why="a guess: no smaller batch has run")
+
+
+def _advice(room: _Room, failure: Failure) -> str:
+    load, capacity = room.load, failure.capacity
+    if not load.tokens or not room.tokens:
+        return "no pack would have fitted: use gradient_checkpointing, LoRA, FSDP2 or a smaller model"
+    others = "; or gradient_checkpointing, vision_batch_patches, FSDP2"
+    if load.rows > 1 and len(failure.batch.keys) > 1:  # packing_length bounds single samples there
+        rows = int(load.rows * room.share)
+        fewer = f"at most {rows} samples per batch instead of {load.rows}" if rows else "shorter samples "
+        "(packing_length)"
+        return f"{fewer} ({room.why}){others}"
+    tokens = room.tokens if capacity is None else min(room.tokens, int(capacity * room.share))
+    length = tokens // _ROUND * _ROUND or tokens
+    now = f" instead of {capacity:,}" if capacity is not None else ""
+    words = [f"packing_length of at most {length:,}{now} ({room.why})"]
+    if load.patches:
+        words.append(f"max_patches_per_pack of at most {int(load.patches * room.share):,}")
+    return ", or ".join(words) + others
+
+
+def asked_bytes(error: BaseException) -> int:
+    """What the allocation that failed asked for; 0 where the error does not say it."""
+    found = _ASKED.search(str(error))
+    return int(float(found[1]) * 2 ** _UNITS[found[2].upper()]) if found else 0
+
+
+def _packs(batch: BatchInfo) -> str:
+    if not batch.keys:
+        return "no pack"
+    real = [str(key.pack) for key in batch.keys if key.pack != EMPTY_PACK]
+    return f"epoch {batch.keys[0].epoch}, pack {', '.join(real)}" if real else "an empty pack"
+
+
+def _held(batch: BatchInfo) -> str:
+    patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
+    return (
+        f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, {batch.images:,} images, "
+        f"{batch.videos:,} videos in {batch.samples:,} samples"
+    )
+
+
+def _samples(batch: BatchInfo) -> str:
+    if not batch.ids:
+        return ""
+    more = f" and {len(batch.ids) - _SHOWN} more" if len(batch.ids) > _SHOWN else ""
+    return f"samples {', '.join(batch.ids[:_SHOWN])}{more}"
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f}"

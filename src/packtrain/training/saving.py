@@ -27,11 +27,11 @@ from transformers.utils import logging
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.modeling.load import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
+from packtrain.training.callbacks import RunFlow, is_due
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
-from packtrain.training.evaluation import EvaluationStopped
-from packtrain.training.flow import RunFlow, is_due
 from packtrain.training.hf_trainer import HFTrainer
-from packtrain.training.memory_errors import is_memory_error
+from packtrain.training.loss import EvaluationStopped
+from packtrain.training.predictions import is_memory_error
 from packtrain.training.resuming import checkpoint_to_resume, require_undamaged
 from packtrain.training.sharded_files import refuse_code
 from packtrain.training.step_settings import StepSettings

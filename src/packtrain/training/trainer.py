@@ -21,36 +21,33 @@ from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
-from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchInfo
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.trainers.mixin import PackedTraining
 from packtrain.delivery.trainers.refused_arguments import SHARDED
 from packtrain.delivery.trainers.watch import RankWatch
 from packtrain.modeling.attention import has_own_attention
 from packtrain.modeling.compiled import refuse_uncompiled
-from packtrain.modeling.preparation import prepare_model
+from packtrain.modeling.model_parts import HALF
+from packtrain.modeling.preparation import prepare_model, ready_for_steps
 from packtrain.modeling.vision import checkpoint_parts
 from packtrain.runs.step_metrics import StepMetrics, flat
-from packtrain.training import evaluation
 from packtrain.training.agreement import world_size
+from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow
 from packtrain.training.checkpoints import Checkpoint, what_is_lost
 from packtrain.training.first_check import check_first_batch
-from packtrain.training.flow import RunFlow
+from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import WEIGHTS, FromLogits, SumOfLosses, losses_of
+from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, losses_of
 from packtrain.training.masters import masters_of, reading
-from packtrain.training.memory_errors import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
 from packtrain.training.meter import Meter, NoMeter
 from packtrain.training.optimizers import optimizer_of
-from packtrain.training.reached import StepReach, leave_alone
-from packtrain.training.ready import ready_for_steps
-from packtrain.training.refused_arguments import refuse_arguments, refuse_unsharded
-from packtrain.training.resumed_states import reading_what_is_there, require_shapes, settings_as_asked
+from packtrain.training.predictions import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
+from packtrain.training.resuming import reading_what_is_there, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
-from packtrain.training.settled import SettledObjects
 from packtrain.training.step_settings import StepSettings
+from packtrain.verifying.check_result import Verdict
 from packtrain.verifying.quick import Training
-from packtrain.verifying.verdict import Verdict
 
 _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
@@ -64,7 +61,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
     first_check   whether packing is checked on the samples of the first batch before training
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
-    on_host       names of what stays on the host when a batch is moved, as `modeling.no_waiting.stop_waiting` says
+    on_host       names of what stays on the host when a batch is moved, as `modeling.host_sync.avoid_host_sync` says
     """
 
     def __init__(
@@ -95,7 +92,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._memory_model, self._on_host = memory_model, tuple(on_host)
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
             prepare_model(model, device=args.device)
-        ready_for_steps(model, self.settings)
+        ready_for_steps(model, self.settings.vision_batch_patches)
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
         if args.ddp_find_unused_parameters is None:
@@ -117,7 +114,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._losses: SumOfLosses | None = None
         if not given_loss:
             self._losses = losses_of(model, self.settings, args.label_smoothing_factor)
-        self._interrupts, self._settled = Interrupts(), SettledObjects()
+        self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
         self.verdict: Verdict | None = None  # of the check before the first step
@@ -140,9 +137,9 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         patience = self.settings.early_stopping_patience
         if patience is not None:
             threshold = self.settings.early_stopping_threshold
-            self.add_callback(evaluation.EarlyStopping(patience=patience, threshold=threshold))
+            self.add_callback(EarlyStopping(patience=patience, threshold=threshold))
         self.add_callback(self._flow)
-        self.add_callback(self._settled)
+        self.add_callback(self._freeze)
         self.add_callback(_Hooks(self))
 
     @property
@@ -156,7 +153,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         """Trainer's own; True resumes from the newest complete checkpoint of the output folder that is undamaged."""
         checkpoint = self._checkpoint(resume_from_checkpoint)
         self._checkpoints.clean()
-        with self._interrupts, self._watching(), self._settled:
+        with self._interrupts, self._watching(), self._freeze:
             try:
                 return super().train(resume_from_checkpoint=checkpoint, **options)
             except Exception as error:
@@ -270,7 +267,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
     ) -> Any:
         """The batch's share of the step's loss, times the number of ranks, whose gradients are averaged."""
         if self._losses is None:  # the user's own
-            inputs.pop(WEIGHTS, None)
+            inputs.pop(LOSS_WEIGHTS, None)
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         total, outputs = self._losses.total(model, inputs, self._targets)
         assert num_items_in_batch is not None, "every batch belongs to a step"
@@ -312,7 +309,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         started, doing = time.perf_counter(), self._doing
         self._doing = "evaluation"
         model, loader, device = self._model_to_evaluate(), self.get_eval_dataloader(dataset), self.args.device
-        outcome = evaluation.evaluate(model, loader, self._sum_of, device, self._flow.stops(device))
+        outcome = evaluate(model, loader, self._sum_of, device, self._flow.stops(device))
         seconds, self._doing = time.perf_counter() - started, doing
         outcome.warn(prefix, first=self.args.process_index == 0)
         return outcome.metrics(prefix, seconds)
@@ -325,7 +322,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         if not hasattr(dataset, "get_collator"):
             return None
         options: dict[str, Any] = {}
-        if (dtype := next(model.parameters()).dtype) in (torch.bfloat16, torch.float16):
+        if (dtype := next(model.parameters()).dtype) in HALF:
             options["dtype"] = dtype
         if self.settings.loss_weighting != "token":
             options["loss_weighting"] = self.settings.loss_weighting

@@ -18,16 +18,15 @@ import torch
 
 from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import set_trainable
 from packtrain.modeling.compiled import compile_layers
+from packtrain.modeling.host_sync import avoid_host_sync
 from packtrain.modeling.load import auto_class
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.no_waiting import stop_waiting
 from packtrain.modeling.preparation import prepare_model
 from packtrain.modeling.vision import checkpoint_parts, multiply_patches, split_vision
 from packtrain.predicting.calibration import Measurement
@@ -124,7 +123,7 @@ class _Run:
         self._info = batch.info
         self._model, self._losses = _prepared(trial, device, dtype)
         self._targets = self._losses.targets(batch)
-        stay = stop_waiting(self._model) if device.type == "cuda" else ()  # as training has it
+        stay = avoid_host_sync(self._model) if device.type == "cuda" else ()  # as training has it
         self._waited = not stay
         self._batch = {**batch.to(device), **{name: batch[name] for name in stay if name in batch}}
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]

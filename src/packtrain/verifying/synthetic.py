@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.seeds import stream
-from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Message, Part, Record, Text
+from packtrain.core.values import MediaHeader, MediaKind, Record
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.base import Rule
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import Rule
 from packtrain.families.registry import load_rule
 from packtrain.measuring.request import Request
-from packtrain.verifying.verdict import Priced
+from packtrain.records.synthetic import chat_record, noise_pixels, sentence
+from packtrain.verifying.check_result import Priced
 
 # Wide and narrow ones are cheap for models that cut images into tiles; the cheapest are taken.
 _SIZES = ((96, 64), (64, 96), (128, 128), (336, 112), (112, 336), (400, 64), (64, 400), (448, 448))
 _FRAMES = (4, 8, 16, 32)
 _FPS = 2.0
-_WORDS = ("red", "boat", "seven", "under", "the", "bridge", "slowly", "counts", "green", "lamps", "and", "rain")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,26 +127,12 @@ def _pixels(header: MediaHeader, encoder: SampleEncoder, draw: np.random.Generat
     """Noise: every pixel differs from every other sample's."""
     shape = (header.height, header.width, 3)
     if header.kind == "image":
-        return Decoded.image(draw.integers(0, 256, shape, dtype=np.uint8), name)
+        return Decoded.image(noise_pixels(draw, *shape), name)
     indices = encoder.frame_indices(header)
-    frames = draw.integers(0, 256, (len(indices), *shape), dtype=np.uint8)
+    frames = noise_pixels(draw, len(indices), *shape)
     return Decoded(header=header, pixels=frames, indices=indices, name=name)
 
 
 def _record(plot: _Plot, draw: np.random.Generator, *, chat: bool) -> Record:
-    media = tuple(
-        Media(kind, MediaRef(name=f"{plot.name}-{at}", path=f"{plot.name}-{at}")) for at, kind in enumerate(plot.media)
-    )
-    question, answer = (_sentence(draw, words) for words in (plot.question, plot.answer))
-    messages = [_message("user", (*media, Text(question))), _message("assistant", (Text(answer),))]
-    if not chat:
-        messages = [_message("user", (Text(f"{question} {answer}"),))]
-    return Record(id=plot.name, origin="synthetic", source="synthetic", messages=tuple(messages), plain=not chat)
-
-
-def _message(role: str, parts: Sequence[Part]) -> Message:
-    return Message(role=role, parts=tuple(parts))
-
-
-def _sentence(draw: np.random.Generator, words: int) -> str:
-    return " ".join(str(word) for word in draw.choice(_WORDS, size=words)).capitalize() + "."
+    question, answer = (f"{sentence(draw, words).capitalize()}." for words in (plot.question, plot.answer))
+    return chat_record(plot.name, question, answer, plot.media, plain=not chat)

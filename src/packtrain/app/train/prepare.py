@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.measure import request_of
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig
@@ -21,20 +21,19 @@ from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.core.numbers import about, counted, signed_percent
-from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
+from packtrain.delivery.encode.token_cache import TokenProgress as Tokenizing
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.measurement import MeasureProgress as Measuring
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
-from packtrain.modeling.input_limits import limited_parts
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.plan_builder import PackProgress as Packing
 from packtrain.packing.schedule import Schedule
 from packtrain.planning.sweep import KEPT
 
 if TYPE_CHECKING:
-    from packtrain.delivery.encode.token_table import TokenTable
+    from packtrain.delivery.encode.token_cache import TokenTable
 
 
 _SETTING = "dataset_path"  # what whoever opens data calls them
@@ -489,6 +488,8 @@ def _too_large_note(numbers: RunNumbers) -> tuple[str, ...]:
 
 def _limits_note(run: ResolvedRun) -> tuple[str, ...]:
     """Where processor files cannot say what the limits of the run are, those of the final weights are the model's."""
+    from packtrain.modeling.export import limited_parts
+
     limits = run.data.media_limits()
     folder = resolve(run.model.name, cache_dir() / "models")
     if not limits.given() or limited_parts(read_settings(folder), limits) is not None:

@@ -17,9 +17,9 @@ from packtrain.config.setup import model_settings, step_settings, training_setup
 from packtrain.config.steps import RunLength, StepSize, run_length, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
+from packtrain.families.chat_template import date_for, unused_note
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.families.template_date import date_for, unused_note
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.step_settings import StepSettings

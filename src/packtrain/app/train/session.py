@@ -10,7 +10,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.forecast import (
+    Machine,
+    course_of,
+    disk_warning,
+    expected,
+    heaviest,
+    machine_of,
+    too_large,
+    try_arguments,
+)
+from packtrain.app.train.outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
 from packtrain.app.train.resume import (
     changes_note,
@@ -22,8 +32,6 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.train_outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
-from packtrain.app.train.trainer_args import course_of, disk_warning, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
@@ -43,13 +51,13 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
 
     from packtrain.app.train.prepare import Dataset, Prepared
     from packtrain.delivery.collate.batch_values import BatchInfo
+    from packtrain.modeling.preparation import ReadyModel
+    from packtrain.training.callbacks import RunWatch
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
-    from packtrain.training.ready import ReadyModel
-    from packtrain.training.run_watch import RunWatch
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.verdict import Verdict
+    from packtrain.verifying.check_result import Verdict
 
 
 _ROUNDED = (
@@ -92,9 +100,9 @@ class Session:
         import torch
 
         from packtrain.modeling.adapters import frozen_state
+        from packtrain.modeling.preparation import ready_model, training_device, weights_dtype
         from packtrain.training.agreement import said_by_all
         from packtrain.training.checkpoints import find_latest
-        from packtrain.training.ready import ready_model, training_device, weights_dtype
         from packtrain.training.resuming import checkpoint_to_resume
 
         run = prepared.run
@@ -144,7 +152,7 @@ class Session:
             run,
             steps=prepared.numbers.steps,
             epochs=prepared.numbers.epochs,
-            learns=[one.name for one in made.learns.parts if one.trained],
+            learns=[one.name for one in made.trainable.parts if one.trained],
             dtype=str(made.dtype).removeprefix("torch."),
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
@@ -159,7 +167,7 @@ class Session:
             course=course,
             attn_implementation=made.attn_implementation,
             learns=tuple(
-                Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.learns.parts
+                Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.trainable.parts
             ),
             dtype=str(made.dtype).removeprefix("torch."),
             masters=masters,
@@ -205,7 +213,7 @@ class Session:
     def train(self, console: Console | None) -> TrainOutcome:
         """Train to the end, or to where it is stopped."""
         from packtrain.runs.metrics_log import METRICS, MetricsLog
-        from packtrain.training.run_watch import RunWatch
+        from packtrain.training.callbacks import RunWatch
 
         folder = RunFolder(self.prepared.run.folder)
         if self.here.first:
@@ -321,7 +329,7 @@ class Session:
 
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
         from packtrain.delivery.loader.failures import FailureWatch
-        from packtrain.training.memory_errors import MemoryModel
+        from packtrain.training.predictions import MemoryModel
         from packtrain.training.trainer import PackedTrainer
 
         prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
@@ -457,7 +465,7 @@ def accepted_arguments(arguments: Mapping[str, Any], *, given: Iterable[str]) ->
 
 
 def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
-    from packtrain.training.ready import collator_of, static_shapes
+    from packtrain.modeling.preparation import collator_of, static_shapes
 
     constant = None
     if made.compiled and dataset.config.packing:
@@ -482,16 +490,16 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
     None where rows are padded or it was turned off, and where the model is shared out among processes: it may be too
     large for one of them, and the trainer proves it then.
     """
+    from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.first_check import check_first_batch
     from packtrain.training.loss import loss_on, losses_of
-    from packtrain.training.ready import ready_for_steps
     from packtrain.verifying.quick import Training
 
     run = prepared.run
     if not (run.quick_check and run.data.packing) or run.shares_weights:
         return None
     made.model.to(device)
-    ready_for_steps(made.model, run.step)
+    ready_for_steps(made.model, run.step.vision_batch_patches)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
     losses = losses_of(made.model, run.step, smoothing)
     return check_first_batch(

@@ -13,23 +13,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.cache.of_run import clear_run
+from packtrain.app.cache import clear_run
 from packtrain.app.train.from_data import RECOMMENDED, STUDY_PAGE, config_from_data
+from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import ResolvedRun, resolve_run, with_template_date
 from packtrain.app.train.resume import changes_note, config_of_run, refuse_changes
-from packtrain.app.train.train_outcome import ProcessPlace, ReadyRun, TrainOutcome
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
-from packtrain.config.tile_check import check_tiles, own_limits
+from packtrain.config.setup import check_tiles, own_limits
 from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
-from packtrain.families.base import ProcessorSettings
 from packtrain.families.contracts import contract_for
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.modeling.quiet import quiet_libraries
 from packtrain.runs.run_folder import CONFIG, RUN, Invocation, RunFacts, RunFolder, RunOutcome
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def train(
     with folder.alone() if writes else nullcontext():
         from packtrain.app.train.session import Session
         from packtrain.modeling.load import require_weights
-        from packtrain.training.refused_arguments import refuse_unsharded
+        from packtrain.training.hf_trainer import refuse_unsharded
 
         if (local := Path(run.model.name).expanduser()).is_dir():
             require_weights(local)  # said before the data are measured
@@ -277,7 +276,7 @@ def _written(config: RunConfig | str | Path) -> dict[str, object]:
 def _require_attention(attention: str | None, *, use_cpu: bool) -> None:
     """Does it train where the run will? Said before the data are measured."""
     if attention is not None and attention != "auto":
-        from packtrain.training.ready import require_kernel, training_device
+        from packtrain.modeling.preparation import require_kernel, training_device
 
         require_kernel(attention, training_device(0, use_cpu=use_cpu))
 
@@ -289,6 +288,8 @@ def _require_packages() -> None:
         got = f"{', '.join(missing)} not installed"
         raise ConfigError("packtrain train", got=got, fix="pip install 'packtrain[train]'")
     from transformers.utils import logging
+
+    from packtrain.modeling.load import quiet_libraries
 
     quiet_libraries()
     logging.disable_progress_bar()

@@ -19,10 +19,8 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaRef, PartLimits
 from packtrain.families.part_limits import with_limits
-from packtrain.records.colour import decoded_rgb, in_colour
-from packtrain.records.image_header import IMAGE_FORMATS
-from packtrain.records.media import MediaStore
-from packtrain.records.video_header import FORMATS
+from packtrain.records.images import IMAGE_FORMATS, decoded_rgb, in_colour
+from packtrain.records.media import FORMATS, MediaStore
 
 MAX_DECODED_BYTES = 4 << 30  # of one video's sampled frames
 # Errors of the system that stay the same however often a file is opened; any other is the machine's.

@@ -23,15 +23,14 @@ from packtrain.delivery.encode.pixels import (
     sampling_settings,
     video_metadata,
 )
-from packtrain.families.base import ProcessorSettings, Traits
-from packtrain.families.chat_template import ChatTemplate
-from packtrain.families.coverage import Counts, last_runs
+from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.family import ProcessorSettings, Traits
 from packtrain.families.part_limits import PartFamilies
 from packtrain.families.registry import find_family, load_rule
-from packtrain.families.template_date import with_date
 from packtrain.families.text.rule import TextOnly
+from packtrain.families.tokenizer import Counts, last_runs
 from packtrain.measuring.drift import Reality
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore

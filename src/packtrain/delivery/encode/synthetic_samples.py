@@ -17,7 +17,7 @@ from torch import Tensor
 from packtrain.core.errors import ConfigError
 from packtrain.core.seeds import stream
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, VisionCounts
-from packtrain.families.contracts import BatchContract
+from packtrain.families.family import BatchContract
 from packtrain.families.registry import all_families, find_family
 from packtrain.predicting.shapes import shape_from_config
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packtrain.families.contracts import BatchContract
-from packtrain.families.family import Family
-from packtrain.families.gemma3 import shape, tiny
+from packtrain.families.family import BatchContract, Family
+from packtrain.families.gemma3 import model
 from packtrain.families.gemma3.rule import Gemma3
 from packtrain.families.shape import square_image
 from packtrain.families.text.rule import TextOnly
@@ -22,14 +21,16 @@ FAMILIES = {
         ),
         processors=("Gemma3Processor",),
         image_processors=("Gemma3ImageProcessor",),
-        shape=shape.GEMMA3,
+        shape=model.GEMMA3,
         small_image=square_image,
-        tiny=tiny.GEMMA3,
+        tiny=model.TINY_GEMMA3,
     ),
-    "gemma3_text": Family(model_type="gemma3_text", rule=TextOnly, shape=shape.GEMMA3_TEXT, tiny=tiny.GEMMA3_TEXT),
+    "gemma3_text": Family(
+        model_type="gemma3_text", rule=TextOnly, shape=model.GEMMA3_TEXT, tiny=model.TINY_GEMMA3_TEXT
+    ),
     "paligemma": Family(
         model_type="paligemma",
         refused="it attends bidirectionally inside a prompt, which needs an explicit 4-D mask",
-        shape=shape.PALIGEMMA,
+        shape=model.PALIGEMMA,
     ),
 }

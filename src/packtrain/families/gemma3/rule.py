@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
 from packtrain.families.geometry import overlay, require_image, require_known, resized, size_dict, vision_patch
 
 IMAGE_DEFAULTS: Mapping[str, Any] = {"size": {"height": 224, "width": 224}}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packtrain.families.contracts import BatchContract
-from packtrain.families.family import Family
-from packtrain.families.idefics3 import published, shape, tiny
+from packtrain.families.family import BatchContract, Family
+from packtrain.families.idefics3 import model
 from packtrain.families.idefics3.rule import Idefics3, SmolVLM
 
 _CONTRACT = BatchContract(media={"pixel_values": "images", "pixel_attention_mask": "images"})
@@ -16,9 +15,9 @@ FAMILIES = {
         contract=_CONTRACT,
         processors=("Idefics3Processor",),
         image_processors=("Idefics3ImageProcessor",),
-        shape=shape.IDEFICS3,
-        small_image=shape.small_image,
-        tiny=tiny.IDEFICS3,
+        shape=model.IDEFICS3,
+        small_image=model.small_image,
+        tiny=model.TINY_IDEFICS3,
     ),
     "smolvlm": Family(
         model_type="smolvlm",
@@ -26,9 +25,9 @@ FAMILIES = {
         contract=_CONTRACT,
         processors=("SmolVLMProcessor",),
         image_processors=("SmolVLMImageProcessor",),
-        shape=shape.SMOLVLM,
-        small_image=shape.small_image,
-        tiny=tiny.SMOLVLM,
-        published=published.SMOLVLM,
+        shape=model.SMOLVLM,
+        small_image=model.small_image,
+        tiny=model.TINY_SMOLVLM,
+        published=model.PUBLISHED_SMOLVLM,
     ),
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError, of_missing
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
 from packtrain.families.geometry import (
     overlay,
     require_equal_frames,

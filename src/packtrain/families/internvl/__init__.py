@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packtrain.families.contracts import BatchContract
-from packtrain.families.family import Family
-from packtrain.families.internvl import shape, tiny
+from packtrain.families.family import BatchContract, Family
+from packtrain.families.internvl import model
 from packtrain.families.internvl.rule import InternVL
 from packtrain.families.shape import square_image
 
@@ -14,8 +13,8 @@ FAMILIES = {
         rule=InternVL,
         contract=BatchContract(media={"pixel_values": "rows"}, text_order=True),
         processors=("InternVLProcessor",),
-        shape=shape.INTERNVL,
+        shape=model.INTERNVL,
         small_image=square_image,
-        tiny=tiny.INTERNVL,
+        tiny=model.TINY_INTERNVL,
     ),
 }

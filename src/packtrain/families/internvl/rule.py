@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, refuse_limits
+from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packtrain.families.contracts import BatchContract
-from packtrain.families.family import Family
-from packtrain.families.llava import shape, tiny
+from packtrain.families.family import BatchContract, Family
+from packtrain.families.llava import model
 from packtrain.families.llava.rule import Llava, LlavaNext, LlavaOneVision
 from packtrain.families.shape import square_image
 
@@ -15,18 +14,18 @@ FAMILIES = {
         contract=BatchContract(media={"pixel_values": "rows"}),
         processors=("LlavaProcessor",),
         image_processors=("LlavaImageProcessor",),
-        shape=shape.LLAVA,
+        shape=model.LLAVA,
         small_image=square_image,
-        tiny=tiny.LLAVA,
+        tiny=model.TINY_LLAVA,
     ),
     "llava_next": Family(
         model_type="llava_next",
         rule=LlavaNext,
         contract=BatchContract(media={"pixel_values": "tiles", "image_sizes": "rows"}),
         processors=("LlavaNextProcessor",),
-        shape=shape.LLAVA_NEXT,
-        small_image=shape.small_image,
-        tiny=tiny.LLAVA_NEXT,
+        shape=model.LLAVA_NEXT,
+        small_image=model.small_image,
+        tiny=model.TINY_LLAVA_NEXT,
     ),
     "llava_onevision": Family(
         model_type="llava_onevision",
@@ -37,8 +36,8 @@ FAMILIES = {
         ),
         processors=("LlavaOnevisionProcessor",),
         image_processors=("LlavaOnevisionImageProcessor",),
-        shape=shape.LLAVA_ONEVISION,
-        small_image=shape.small_image,
-        tiny=tiny.LLAVA_ONEVISION,
+        shape=model.LLAVA_ONEVISION,
+        small_image=model.small_image,
+        tiny=model.TINY_LLAVA_ONEVISION,
     ),
 }

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packtrain.families.family import Family
-from packtrain.families.nanovlm import shape, tiny
+from packtrain.families.nanovlm import model
 from packtrain.families.nanovlm.rule import NanoVLM
 
 FAMILIES = {
@@ -11,8 +11,8 @@ FAMILIES = {
         model_type="nanovlm",
         rule=NanoVLM,
         refused="its model is not in transformers; measuring, planning and packing work without it",
-        shape=shape.NANOVLM,
-        tiny=tiny.NANOVLM,
+        shape=model.NANOVLM,
+        tiny=model.TINY_NANOVLM,
         in_transformers=False,
     ),
 }

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
 from packtrain.families.geometry import require_image
 
 DEFAULTS: Mapping[str, Any] = {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from packtrain.families.contracts import BatchContract, Join
-from packtrain.families.family import Family
-from packtrain.families.qwen_vl import published, shape, tiny
+from packtrain.families.family import BatchContract, Family, Join
+from packtrain.families.qwen_vl import model
 from packtrain.families.qwen_vl.rule import Qwen2VL, Qwen3VL, Qwen25VL
 from packtrain.families.text.rule import TextOnly
 
@@ -25,35 +24,35 @@ _ALL = (
         rule=Qwen2VL,
         contract=BatchContract(positions="mrope", media=_MEDIA),
         processors=("Qwen2VLProcessor",),
-        shape=shape.QWEN2_VL,
-        small_image=shape.small_image,
-        tiny=tiny.QWEN2_VL,
+        shape=model.QWEN2_VL,
+        small_image=model.small_image,
+        tiny=model.TINY_QWEN2_VL,
     ),
     Family(
         model_type="qwen2_5_vl",
         rule=Qwen25VL,
         contract=BatchContract(positions="mrope", media={**_MEDIA, "second_per_grid_ts": "rows"}),
         processors=("Qwen2_5_VLProcessor",),
-        shape=shape.QWEN2_5_VL,
-        small_image=shape.small_image,
-        tiny=tiny.QWEN2_5_VL,
-        published=published.QWEN2_5_VL,
+        shape=model.QWEN2_5_VL,
+        small_image=model.small_image,
+        tiny=model.TINY_QWEN2_5_VL,
+        published=model.PUBLISHED_QWEN2_5_VL,
     ),
     Family(
         model_type="qwen3_vl",
         rule=Qwen3VL,
         contract=BatchContract(positions="mrope", media=_MEDIA),
         processors=("Qwen3VLProcessor",),
-        shape=shape.QWEN3_VL,
-        small_image=shape.small_image,
+        shape=model.QWEN3_VL,
+        small_image=model.small_image,
         image_sizes="packtrain.families.qwen_vl.encoder:image_sizes",
-        tiny=tiny.QWEN3_VL,
-        published=published.QWEN3_VL,
+        tiny=model.TINY_QWEN3_VL,
+        published=model.PUBLISHED_QWEN3_VL,
     ),
-    Family(model_type="qwen3_vl_moe", shape=shape.QWEN3_VL_MOE),
-    Family(model_type="qwen2_vl_text", rule=TextOnly, contract=_TEXT, shape=shape.QWEN2_TEXT),
-    Family(model_type="qwen2_5_vl_text", rule=TextOnly, contract=_TEXT, shape=shape.QWEN2_TEXT),
-    Family(model_type="qwen3_vl_text", rule=TextOnly, contract=_TEXT, shape=shape.QWEN3_TEXT),
-    Family(model_type="qwen3_vl_moe_text", shape=shape.QWEN3_MOE_TEXT),
+    Family(model_type="qwen3_vl_moe", shape=model.QWEN3_VL_MOE),
+    Family(model_type="qwen2_vl_text", rule=TextOnly, contract=_TEXT, shape=model.QWEN2_TEXT),
+    Family(model_type="qwen2_5_vl_text", rule=TextOnly, contract=_TEXT, shape=model.QWEN2_TEXT),
+    Family(model_type="qwen3_vl_text", rule=TextOnly, contract=_TEXT, shape=model.QWEN3_TEXT),
+    Family(model_type="qwen3_vl_moe_text", shape=model.QWEN3_MOE_TEXT),
 )
 FAMILIES = {family.model_type: family for family in _ALL}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from packtrain.families.contracts import BatchContract
-from packtrain.families.family import Family
-from packtrain.families.text.published import PUBLISHED
-from packtrain.families.text.refused import REFUSED
+from packtrain.families.family import BatchContract, Family
+from packtrain.families.text.model import DECODERS, PUBLISHED, REFUSED, TINY
 from packtrain.families.text.rule import TextOnly
-from packtrain.families.text.shape import DECODERS
-from packtrain.families.text.tiny import TINY
 
 _OWN_SCORES = "the model adds its own scores to the mask, which this backend does not support"
 _CONTRACTS = {

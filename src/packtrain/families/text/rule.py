@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.base import Expansion, ProcessorSettings, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorSettings, refuse_limits, unsupported
 
 
 class TextOnly:

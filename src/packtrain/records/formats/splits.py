@@ -1,14 +1,132 @@
-"""The splits of a folder of data files, by the names of files and folders, as the Hugging Face hub names them."""
+"""The splits of a dataset: as its card says, as `save_to_disk` lays them out, or by names as the Hugging Face hub does.
+
+The card is the YAML at the head of README.md:
+
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: data/train-*}
+  - {split: test, path: [a.jsonl, more/*.jsonl]}
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
-from packtrain.core.errors import ConfigError, nearest
-from packtrain.records.formats.card import splits_of_card
+from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.records.shards.address import unreadable
 from packtrain.records.source import SourceSpec
+from packtrain.records.yaml_text import load_yaml
+
+_HEAD = re.compile(r"---\s*\n(.*?)\n---", re.DOTALL)
+_LONGEST = 1 << 20  # characters that are looked at
+_WAY = "select files by a pattern, or in a YAML mixture"
+
+
+def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dict[str, str] | None:
+    """The split of each of these files that the card gives one, of one subset or of all; None without such a card."""
+    subsets = dict(_subsets(_content(os.path.join(folder, "README.md"))))
+    if subset is not None and subset not in subsets:
+        expected = "one of " + ", ".join(subsets) if subsets else "none: no README.md in the folder has `configs`"
+        raise ConfigError(f"subset of {folder}", got=subset, expected=expected, fix=nearest(subset, subsets) or _WAY)
+    found: dict[str, str] = {}
+    for chosen in [subset] if subset is not None else subsets:
+        for split, pattern in subsets[chosen]:
+            for name in names:
+                if _fits(pattern.split("/"), name.split("/")) and found.setdefault(name, split) != split:
+                    got = f"{name} in the splits {found[name]} and {split}"
+                    raise ConfigError(f"README.md of {folder}", got=got, expected="one split per file", fix=_WAY)
+    if subset is not None and not found:
+        raise ConfigError(f"subset of {folder}", got=f"{subset}, which has no files", expected="its files")
+    return found or None
+
+
+def _content(card: str) -> Any:
+    try:
+        with open(card, encoding="utf-8") as file:
+            head = _HEAD.match(file.read(_LONGEST))
+        return load_yaml(head[1]) if head else None
+    except (OSError, ValueError):  # a text about the data, and not its description
+        return None
+
+
+def _subsets(card: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Name, and splits with their patterns, of each subset."""
+    configs = card.get("configs") if isinstance(card, Mapping) else None
+    for config in configs if isinstance(configs, list) else ():
+        files = config.get("data_files") if isinstance(config, Mapping) else None
+        listed = files if isinstance(files, list) else [files]
+        items = [one if isinstance(one, Mapping) else {"path": one} for one in listed]
+        pairs = [(str(one.get("split", "train")), path) for one in items for path in _texts(one.get("path"))]
+        if pairs:
+            yield str(config.get("config_name", "default")), pairs
+
+
+def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
+    """Does a name fit a pattern, folder by folder? `**` stands for any number of folders.
+
+    >>> [_fits(pattern.split("/"), ["data", "en", "a.jsonl"]) for pattern in ("data/*/*.jsonl", "**/a.*", "data/*")]
+    [True, True, False]
+    """
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return _fits(pattern[1:], name) or (bool(name) and _fits(pattern, name[1:]))
+    return bool(name) and fnmatchcase(name[0], pattern[0]) and _fits(pattern[1:], name[1:])
+
+
+def _texts(item: Any) -> list[str]:
+    given = [one for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
+    return [re.sub(r"(\*\*/)+", "**/", one.removeprefix("./")) for one in given if len(one) < 1000]
+
+
+BAD_FOLDER = "saved dataset cannot be read"
+STATE_FILE, INFO_FILE, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
+
+
+def is_saved_dataset(path: str) -> bool:
+    """Was this folder made by `save_to_disk`?"""
+    has = [os.path.isfile(os.path.join(path, name)) for name in (STATE_FILE, INFO_FILE, SPLITS_FILE)]
+    return (has[0] and has[1]) or has[2]
+
+
+def split_folder(spec: SourceSpec) -> str:
+    """The folder of one split of a saved dataset; a dataset saved without splits is its own folder."""
+    manifest = os.path.join(spec.path, SPLITS_FILE)
+    if not os.path.isfile(manifest):
+        return spec.path
+    try:
+        with open(manifest, encoding="utf-8") as file:
+            splits = [str(split) for split in json.load(file)["splits"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        fix = "save the dataset again with save_to_disk"
+        raise ConfigError(manifest, got=repr(error), expected='{"splits": [...]}', fix=fix) from error
+    check_split(spec, splits)
+    return os.path.join(spec.path, spec.split)
+
+
+def saved_files(folder: str) -> list[str]:
+    """The arrow files of a saved dataset in their order, as its state file lists them."""
+    try:
+        with open(os.path.join(folder, STATE_FILE), encoding="utf-8") as file:
+            state = json.load(file)
+        names = [item["filename"] for item in state["_data_files"]]
+        reordered = bool(state.get("_indices_data_files") or state.get("_indices_files"))
+    except OSError as error:
+        raise unreadable(error) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RecordError("read", BAD_FOLDER, f"{STATE_FILE}: {error!r}") from error
+    if reordered:  # a list of row numbers of an old version, by which some rows may be left out
+        raise RecordError("read", BAD_FOLDER, "it has an index of rows: call flatten_indices() and save it again")
+    if not all(isinstance(name, str) and name and os.path.basename(name) == name for name in names):
+        raise RecordError("read", BAD_FOLDER, f"{STATE_FILE} lists files outside the folder")
+    return [os.path.join(folder, name) for name in names]
+
 
 DEFAULT = "train"
 _WORDS: Mapping[str, str] = {

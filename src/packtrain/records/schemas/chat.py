@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
-from packtrain.records.schemas.limits import limits_of
 from packtrain.records.schemas.recognise import GROUNDING, INTO_TEXTS, LOSS_FLAGS
-from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, make_ref
+from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, limits_of, make_ref
 from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, extras_of, unfolded
 
 ROLE_ALIASES: Mapping[str, str] = {

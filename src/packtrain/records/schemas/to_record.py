@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from packtrain.core.errors import RecordError
+from packtrain.core.errors import ConfigError, RecordError, nearest
+from packtrain.core.user_code import load_function
 from packtrain.core.values import Message, Record, Text
 from packtrain.records.schemas.chat import (
     ConvertedRecord,
@@ -16,8 +19,7 @@ from packtrain.records.schemas.chat import (
     refuse_markers,
     texts_schema,
 )
-from packtrain.records.schemas.formatting import Formatting, apply_formatting, load_formatting
-from packtrain.records.schemas.objects import objects_schema
+from packtrain.records.schemas.objects import NORM_SCALES, compile_template, objects_schema
 from packtrain.records.schemas.pairs import (
     alpaca_schema,
     instruction_schema,
@@ -26,21 +28,102 @@ from packtrain.records.schemas.pairs import (
     text_schema,
 )
 from packtrain.records.schemas.recognise import (
+    ID_COLUMNS,
+    MEDIA_ALIASES,
+    MEDIA_COLUMNS,
     SCHEMA_COLUMNS,
     TURNS,
     Plan,
     choose_schema,
     is_flag,
+    known_columns,
     plan_for,
     recognise_schema,
     refuse_columns,
 )
 from packtrain.records.schemas.references import MediaPool, gather
-from packtrain.records.schemas.schema_options import SchemaOptions
 from packtrain.records.schemas.tokens import tokens_schema
 from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked_text, variables_of, without_nulls
 from packtrain.records.schemas.unread import UnreadNames, refuse_lookalikes, unread_of
 from packtrain.records.source import Entry
+
+ORDERINGS = ("sorted", "random", "as_is")
+EMIT_NORMS = ("none", *NORM_SCALES)
+_SCHEMA_NAMES = "ShareGPT is conversations, Alpaca is instruction; leave it out to detect it from the columns"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchemaOptions:
+    """The settings of one dataset's conversion. `columns` maps a column's name in the data to the name used here."""
+
+    schema: str | None = None  # None: told by the columns
+    object_ordering: str = "sorted"
+    emit_norm: str = "none"
+    object_template: str | None = None  # jinja2 over `objects`
+    object_prompt: str | None = None  # what the user message asks about the image; "" for the image alone
+    coord_tokens: bool = False
+    formatting_func: str | None = None  # module:function
+    columns: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.schema is not None:
+            _one_of("data.schema", self.schema, tuple(SCHEMA_COLUMNS), _SCHEMA_NAMES)
+        _one_of("data.object_ordering", self.object_ordering, ORDERINGS, "")
+        _one_of("data.emit_norm", self.emit_norm, EMIT_NORMS, "")
+        if self.coord_tokens:
+            raise ConfigError(
+                "data.coord_tokens",
+                got=self.coord_tokens,
+                expected="false: special coordinate tokens are experimental, and not supported",
+                fix="set it to false, as its own recommended config does, and choose emit_norm: norm1000",
+            )
+        if self.object_template is not None:
+            compile_template(self.object_template)
+        if self.formatting_func is not None and not all(self.formatting_func.partition(":")):
+            raise ConfigError("data.formatting_func", got=self.formatting_func, expected="module:function", fix="")
+        for theirs, ours in self.columns.items():
+            if ours not in known_columns():
+                raise ConfigError(
+                    f"data.columns.{theirs}",
+                    got=ours,
+                    expected="the name of a column that a schema reads; written as {name in the data: name here}",
+                    fix=nearest(ours, known_columns()) or "one of " + ", ".join(known_columns()),
+                )
+
+
+def _one_of(where: str, got: object, allowed: tuple[str, ...], fix: str) -> None:
+    if got not in allowed:
+        fix = nearest(str(got), allowed) or fix
+        raise ConfigError(where, got=got, expected="one of " + ", ".join(allowed), fix=fix)
+
+
+Formatting = Callable[[dict[str, object]], Any]
+
+
+def load_formatting(name: str) -> tuple[Formatting, str]:
+    """The function behind "module:function" and its source text."""
+    return load_function(name, where="data.formatting_func", example="my_data:to_messages")
+
+
+def apply_formatting(function: Formatting, value: Mapping[str, object]) -> dict[str, object]:
+    """The record that the user's function makes of a raw one, in the `messages` schema.
+
+    A list of messages keeps the media columns of the raw record; a returned dict stands for itself. The id stays.
+    """
+    try:
+        made = function(dict(value))
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}"[:300]
+        raise RecordError("formatting", "the formatting function raised", detail) from error
+    kept = {name: value[name] for name in ID_COLUMNS if name in value}
+    if isinstance(made, list | tuple):
+        kept |= {name: value[name] for name in (*MEDIA_COLUMNS, *MEDIA_ALIASES) if name in value}
+        return {**kept, "messages": made}
+    if isinstance(made, Mapping) and made.get("messages") is not None:
+        return {**kept, **made}
+    raise RecordError("formatting", "the formatting function returned no messages", type(made).__name__)
+
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 

@@ -13,7 +13,6 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message
 from packtrain.records.schemas.chat import PART_FIELDS, ROLE_ALIASES, SAID_KEYS, type_of
-from packtrain.records.schemas.limits import LIMIT_KEYS, a_kind
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
     LOSS_FLAGS,
@@ -24,6 +23,7 @@ from packtrain.records.schemas.recognise import (
     SCHEMA_COLUMNS,
     is_flag,
 )
+from packtrain.records.schemas.references import LIMIT_KEYS, a_kind
 from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
 from packtrain.records.source import MEDIA_ENDINGS
 

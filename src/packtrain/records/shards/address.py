@@ -11,13 +11,13 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.public import public
 from packtrain.core.retries import Answer, Unreachable, retried
 from packtrain.core.secrets import with_secrets
-from packtrain.records.formats.compression import CANNOT_OPEN
 
 READ = 1 << 20  # bytes asked for at once
 AHEAD = 4 << 20  # bytes that a file system may fetch in one request
@@ -25,6 +25,7 @@ PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault t
 READ_TIMEOUT = "PACKTRAIN_READ_TIMEOUT"  # environment variable: seconds for which a web server may send nothing
 SECONDS = 30.0  # by default
 NOT_A_FILE = "not a regular file"
+CANNOT_OPEN = "file cannot be read"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _FILE = "file://"
@@ -316,6 +317,11 @@ def gone(path: str, error: Exception) -> RecordError:
     return RecordError("read", CANNOT_OPEN, f"{path}: {said}")
 
 
+def unreadable(error: OSError) -> RecordError:
+    """The record error for a file that the system does not let us read."""
+    return RecordError("read", CANNOT_OPEN, error.strerror or str(error))
+
+
 def has_wildcards(url: str) -> bool:
     """Does a URL name several files? A question mark in a web address begins its query.
 
@@ -332,23 +338,19 @@ def list_remote(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
     """
     found: list[str] = []
     for name in names:
-        with reaching(name), _in_words(name):
-            if has_wildcards(name):
-                found.extend(with_retries(name, lambda name=name: _matching(name), PAUSES))  # type: ignore[misc]
-            elif len(names) == 1 and not name.lower().endswith(endings):
-                found.extend(with_retries(name, lambda name=name: _inside(name, endings), PAUSES))  # type: ignore[misc]
-            else:
-                found.append(name)
+        if has_wildcards(name):
+            ask = partial(_matching, name)
+        elif len(names) == 1 and not name.lower().endswith(endings):
+            ask = partial(_inside, name, endings)
+        else:
+            found.append(name)
+            continue
+        try:
+            with reaching(name):
+                found.extend(with_retries(name, ask, PAUSES))
+        except RecordError as error:  # what cannot be listed, as an archive that is not there, is no record's fault
+            raise DataError(f"data file {name}", got=error.detail or error.reason, fix="check the URL") from None
     return found
-
-
-@contextmanager
-def _in_words(name: str) -> Iterator[None]:
-    """What cannot be listed, as an archive that is not there, is no record's fault."""
-    try:
-        yield
-    except RecordError as error:
-        raise DataError(f"data file {name}", got=error.detail or error.reason, fix="check the URL") from None
 
 
 def _matching(pattern: str) -> list[str]:
