@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from packtrain.app.reuse import made_of
+from packtrain.app.reuse import reusable_folder
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
-from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
-from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.delivery.encode.from_transformers import finished_tokenizer, packing_notes
 from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.chat_template import unused_note
 from packtrain.families.model_folder import resolve
@@ -58,7 +57,7 @@ def measure_outcome(
     """
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
     request = request_of(config, streaming=streaming)
-    known = made_of("measure", digest(config.measured_by()), config.cache_root, of=config.dataset_path)
+    known = reusable_folder("measure", digest(config.measured_by()), config.cache_root, dataset=config.dataset_path)
     request = tokenized_request(request)
     family = load_rule(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
@@ -83,7 +82,7 @@ def measure_outcome(
         outcome = measured(folder, again=out is not None)
         known.remember(folder)
     else:
-        outcome = known.opened(lambda folder, again: measured(folder, again=again))
+        outcome = known.open(lambda folder, again: measured(folder, again=again))
     processor = request.settings()
     splits = split_notes(request.specs)
     unused = unused_note("template_date", config.template_date, processor.templates)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from packtrain.config.data_options import data_seed, section_defaults
+from packtrain.config.data_section import DataSection
 from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
-from packtrain.config.sections import DataSection
 from packtrain.config.setup import (
     ATTENTION,
     compiles,
@@ -29,7 +29,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.user_code import without_folder
-from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings

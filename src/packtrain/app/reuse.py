@@ -1,4 +1,4 @@
-"""Where something was made: in the cache by its name, or in a folder of the user's that the cache remembers."""
+"""Finding a cost table or a plan that was made before: in the cache, or in a folder that a user named."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import PacktrainError
 
 _ELSEWHERE = "elsewhere"
-_WORDS = 40  # characters of the name of a dataset
+_DATASET_NAME = 40  # characters
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
-    """One thing that is made of the same settings always: a cost table, or a plan."""
+class ReusableFolder:
+    """Where the result for one set of settings is, or will be."""
 
-    usual: Path  # where it is made in the cache
-    elsewhere: Path | None  # a folder of the user's that held it
-    note: Path  # of the cache, that names such a folder
+    cached: Path  # its folder in the cache
+    elsewhere: Path | None  # a user's folder that held it when it was made
+    note: Path  # a file of the cache that remembers such a folder
 
-    def opened(self, use: Callable[[Path, bool], T]) -> T:
-        """What is there, or is made in the cache: `use` gets the folder, and whether it may make it again."""
-        if self.elsewhere is not None and not self.usual.exists():
-            with suppress(PacktrainError, OSError):  # it is another one by now, or damaged
+    def open(self, use: Callable[[Path, bool], T]) -> T:
+        """`use` gets the folder, and whether it may make the result there if it is missing."""
+        if self.elsewhere is not None and not self.cached.exists():
+            with suppress(PacktrainError, OSError):  # it holds another result by now, or is damaged
                 return use(self.elsewhere, False)
-        return use(self.usual, True)
+        return use(self.cached, True)
 
     def remember(self, folder: Path) -> None:
-        """It was made in this folder: the next who needs it looks there."""
-        if folder == self.usual:
+        """The result was made in this folder; later commands look there."""
+        if folder == self.cached:
             return
         with suppress(OSError):  # a cache that may only be read
             self.note.parent.mkdir(parents=True, exist_ok=True)
@@ -44,29 +44,30 @@ class Made:
                 path.write_text(json.dumps({"folder": str(folder.absolute())}), encoding="utf-8")
 
 
-def in_cache(root: Path, kind: str, name: str, *, of: object, mode: str = "") -> Path:
-    """The folder of a name in the cache; a new one also says of which data it is, and in which mode, for who looks."""
+def reusable_folder(kind: str, name: str, root: Path, *, dataset: object, mode: str = "") -> ReusableFolder:
+    """Where the result with this fingerprint is."""
+    note = cache_dir() / _ELSEWHERE / f"{kind}-{name}.json"
+    cached = cache_folder(root, kind, name, dataset=dataset, mode=mode)
+    return ReusableFolder(cached=cached, elsewhere=_folder_in(note), note=note)
+
+
+def cache_folder(root: Path, kind: str, name: str, *, dataset: object, mode: str = "") -> Path:
+    """The folder of a fingerprint in the cache; a new one is named after dataset and mode as well, for readers."""
     known = (path for path in sorted((root / kind).glob(f"*{name}")) if not path.name.startswith("."))
-    words = re.sub(r"[^\w.]+", "-", Path(str(of or "")).stem).strip("-.")[:_WORDS]
+    words = re.sub(r"[^\w.]+", "-", Path(str(dataset or "")).stem).strip("-.")[:_DATASET_NAME]
     return next(known, root / kind / "-".join(part for part in (words, mode, name) if part))
 
 
-def made_of(kind: str, name: str, root: Path, *, of: object, mode: str = "") -> Made:
-    """What is known by this name."""
-    note = cache_dir() / _ELSEWHERE / f"{kind}-{name}.json"
-    return Made(usual=in_cache(root, kind, name, of=of, mode=mode), elsewhere=_named_in(note), note=note)
-
-
-def of_users(kind: str, name: str = "*") -> Iterator[Path]:
-    """Folders that users named for what was made, as far as they are there."""
+def user_folders(kind: str, name: str = "*") -> Iterator[Path]:
+    """Folders outside the cache that hold results, as far as they still exist."""
     for note in sorted((cache_dir() / _ELSEWHERE).glob(f"{kind}-{name}.json")):
-        if (folder := _named_in(note)) is not None:
+        if (folder := _folder_in(note)) is not None:
             yield folder
 
 
-def _named_in(note: Path) -> Path | None:
+def _folder_in(note: Path) -> Path | None:
     try:
-        there = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
+        folder = Path(json.loads(note.read_text(encoding="utf-8"))["folder"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return there if there.is_dir() else None
+    return folder if folder.is_dir() else None

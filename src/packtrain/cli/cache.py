@@ -60,8 +60,9 @@ def clear(
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
-    from packtrain.app.cache import KEPT, KINDS, clear_cache, list_cache
+    from packtrain.app.cache import KEPT, clear_cache, list_cache
     from packtrain.app.cache import older_than as unused_for
+    from packtrain.app.cache_kinds import KINDS
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
@@ -126,7 +127,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
     if not entries:
         console.print(f"empty cache: {escape(str(root))}")
         return
-    from packtrain.app.cache import KINDS, WHAT
+    from packtrain.app.cache_kinds import KINDS
 
     state = "intact" if verified else "state"
     listed = table(escape(str(root)), ("kind", "name", "size", "used", "of", state), ("kind", "name", "of", state))
@@ -146,7 +147,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
         found = [entry for entry in entries if entry.kind == kind]
         if found:
             total = size_of(sum(entry.bytes for entry in found))
-            console.print(f"{kind}: {total} in {len(found)} ({WHAT[kind]})", highlight=False)
+            console.print(f"{kind}: {total} in {len(found)} ({KINDS[kind].what})", highlight=False)
     stale = [entry for entry in entries if entry.stale]
     if stale and not verified:
         console.print(f"next: packtrain cache clear --stale removes {len(stale)} stale entries")
