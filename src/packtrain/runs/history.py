@@ -1,4 +1,4 @@
-"""What early warnings are made from: the last steps in a few numbers each, all of them values that JSON has."""
+"""Early warnings, their limits, and the last steps as monitors keep them: a few numbers each, all valid JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 class EarlyWarning:
     """Something that would rather be known now than at the end of the run."""
 
-    kind: Kind
+    kind: str  # one of KINDS, but for the log of another version
     step: int
     found: str
     advice: str
@@ -109,7 +109,7 @@ class Seen:
 
 
 def remembered(metrics: StepMetrics, *, settled: bool) -> Seen:
-    """What stays of a step."""
+    """The numbers of a step that monitors keep."""
     norm = metrics.grad_norm
     return Seen(
         step=metrics.step,
