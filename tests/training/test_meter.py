@@ -47,6 +47,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 SETUP = TrainingSetup(gradient_checkpointing=False)
 PEAK = 1e9
+MODEL = ModelPrediction(shape=SHAPE, setup=SETUP, gpu=replace(find_gpu("h200"), bf16_flops=PEAK))
 
 
 class Clock:
@@ -131,19 +132,19 @@ def test_without_a_capacity_fill_is_what_is_no_padding() -> None:
 
 
 def test_utilisation_counts_language_vision_and_attention_of_real_samples_only() -> None:
-    found = measured(*BATCHES, shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    found = measured(*BATCHES, model=MODEL)
     flops = [training_flops(SHAPE, SETUP, useful_load(info)) for info in BATCHES]
     assert all(one.language and one.attention and one.vision and one.vision_attention for one in flops)
     assert found.flops == pytest.approx(sum(one.total for one in flops))
     assert found.mfu == pytest.approx(sum(one.total for one in flops) / (2.0 * PEAK))
     padded = batch(60, 30, padding=5000, images=2, patches=32)
-    assert measured(padded, BATCHES[1], shape=SHAPE, setup=SETUP, peak_flops=PEAK).mfu == found.mfu
+    assert measured(padded, BATCHES[1], model=MODEL).mfu == found.mfu
     more = batch(60, 30, images=2, patches=64)
-    assert (measured(more, BATCHES[1], shape=SHAPE, setup=SETUP, peak_flops=PEAK).mfu or 0) > (found.mfu or 0)
+    assert (measured(more, BATCHES[1], model=MODEL).mfu or 0) > (found.mfu or 0)
 
 
 def test_patches_that_nobody_counted_are_not_known() -> None:
-    found = measured(batch(60, images=1, patches=None), BATCHES[0], shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    found = measured(batch(60, images=1, patches=None), BATCHES[0], model=MODEL)
     assert (found.patches, found.patches_per_second, found.flops, found.mfu) == (None,) * 4
     assert found.images == 3
 
@@ -159,7 +160,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     gpu = find_gpu("h200")
     predicted = ModelPrediction(shape=SHAPE, setup=SETUP, gpu=gpu)
     same = [BATCHES[0]] * 3
-    found = measured(*same, predicted=predicted)
+    found = measured(*same, model=predicted)
     load = batch_load(BATCHES[0])
     assert found.predicted_seconds == pytest.approx(step_time(SHAPE, SETUP, load, gpu, micro_batches=3).seconds)
     estimate = estimate_memory(SHAPE, SETUP, load)
@@ -214,7 +215,7 @@ def test_what_was_seen_goes_on_after_a_restart() -> None:
 
 
 def test_a_step_without_anything_has_numbers() -> None:
-    found = measured(EMPTY, seconds=0.0, wait=0.0, shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    found = measured(EMPTY, seconds=0.0, wait=0.0, model=MODEL)
     assert (found.tokens, found.fill, found.tokens_per_second, found.seq_len_min, found.mfu) == (0, 0.0, 0.0, 0, 0.0)
     assert math.isfinite(found.spread)
 
@@ -290,7 +291,7 @@ def test_only_the_last_gradients_keep_their_hooks() -> None:
 
 def check_step_of_two(first: StepMetrics) -> None:
     """Rank 0 had the first batch for a second, rank 1 the second one for two."""
-    alone = measured(*BATCHES, shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    alone = measured(*BATCHES, model=MODEL)
     for name in ("batches", "samples", "tokens", "images", "patches", "seq_len_avg", "seq_len_min", "seq_len_max"):
         assert getattr(first, name) == getattr(alone, name), name
     assert (first.fill, first.padding_share, first.flops) == (alone.fill, alone.padding_share, alone.flops)
@@ -311,7 +312,7 @@ def share_of(rank: int, meeting: list[Any], **options: Any) -> StepMetrics:
             return meeting
 
     clock = Clock()
-    meter = Listed(shape=SHAPE, setup=SETUP, peak_flops=PEAK, world=2, rank=rank, watch=HostStopwatch(clock), **options)
+    meter = Listed(model=MODEL, world=2, rank=rank, watch=HostStopwatch(clock), **options)
     meter.took(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     return end(meter, 1, torch.tensor(1.0 + rank))
@@ -339,7 +340,7 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
 def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetrics, bool]:
     """One step over half of the batches, and one of DDP in which rank 1 waits until rank 0 is done with its work."""
     clock = Clock()
-    meter = StepMeter(shape=SHAPE, setup=SETUP, peak_flops=PEAK, world=world, rank=rank, watch=HostStopwatch(clock))
+    meter = StepMeter(model=MODEL, world=world, rank=rank, watch=HostStopwatch(clock))
     meter.took(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     first = end(meter, 1, torch.tensor(1.0 + rank))

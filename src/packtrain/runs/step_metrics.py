@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any
 
 Plain = str | int | float | None | list[float] | dict[str, float]  # what one value of a line can be
 
 # The names that users know from elsewhere, where they are no names of Python.
 _KEYS = {f"seq_len_{name}": f"perf/global_seq_len_{name}" for name in ("avg", "min", "max")}
 _NOT_LOGGED = ("step", "epoch", "rank_seconds", "learning_rates")  # Trainer adds the first two itself
+
+
+# How a number of the step is made of those of its ranks; fields without it are computed or passed by the meter.
+_SUM, _MIN, _MAX = ({"over_ranks": how} for how in ("sum", "min", "max"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,39 +28,39 @@ class StepMetrics:
     grad_norm: float | None  # before clipping
     learning_rates: Mapping[str, float]  # by part of the model
     # What it saw. Batches that only fill up a step are not among them.
-    batches: int
-    samples: int
-    tokens: int  # real ones
-    supervised_tokens: int
-    images: int
-    patches: int | None  # rows of the vision encoder
+    batches: int = field(metadata=_SUM)
+    samples: int = field(metadata=_SUM)
+    tokens: int = field(metadata=_SUM)  # real ones
+    supervised_tokens: int = field(metadata=_SUM)
+    images: int = field(metadata=_SUM)
+    patches: int | None = field(metadata=_SUM)  # rows of the vision encoder
     seq_len_avg: float  # real tokens of a batch: over all batches of all ranks
-    seq_len_min: int
-    seq_len_max: int
+    seq_len_min: int = field(metadata=_MIN)
+    seq_len_max: int = field(metadata=_MAX)
     fill: float  # real tokens, as a share of what the packs could hold
     padding_share: float  # of the positions that were computed
     # How fast it was.
-    step_seconds: float  # of the slowest rank
+    step_seconds: float = field(metadata=_MAX)  # of the slowest rank
     tokens_per_second: float  # real ones, of all ranks together; so are the others
     samples_per_second: float
     images_per_second: float
     patches_per_second: float | None
-    data_wait_seconds: float  # of the rank that waited longest for its batches
+    data_wait_seconds: float = field(metadata=_MAX)  # of the rank that waited longest for its batches
     data_wait_share: float  # of the step
     rank_seconds: tuple[float, ...]  # of every rank until its own work was done
     spread: float  # slowest rank over their mean
     work_spread: float | None  # the same of their FLOPs, for which the plan is responsible
-    flops: float | None  # useful ones, of all ranks
+    flops: float | None = field(metadata=_SUM)  # useful ones, of all ranks
     mfu: float | None  # those, as a share of what the GPUs' data sheet says
     memory_bytes: int | None  # the most that torch had allocated on any rank
     memory_limit: int | None  # of that rank's GPU
     # Since the beginning of the run.
     samples_seen: int
     tokens_seen: int
-    predicted_seconds: float | None = None
-    predicted_memory_bytes: int | None = None
-    videos: int = 0
-    frames: int = 0  # of them, that the model sees
+    predicted_seconds: float | None = field(default=None, metadata=_MAX)
+    predicted_memory_bytes: int | None = field(default=None, metadata=_MAX)
+    videos: int = field(default=0, metadata=_SUM)
+    frames: int = field(default=0, metadata=_SUM)  # of them, that the model sees
 
     @property
     def slowest_rank(self) -> int:
@@ -78,6 +83,30 @@ class EvalMetrics:
     samples_seen: int  # in training, until then
     seconds: float | None = None
     eval_failures: int = 0  # samples that could not be decoded, so that the loss is that of the others
+
+
+def over_ranks(shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The fields that follow from the same numbers of every rank, where NaN is what is not known."""
+    return {
+        one.name: _over_ranks(one, [share[one.name] for share in shares])
+        for one in fields(StepMetrics)
+        if "over_ranks" in one.metadata
+    }
+
+
+def _over_ranks(one: Field[Any], values: list[float]) -> float | None:
+    how = one.metadata["over_ranks"]
+    if how == "sum":
+        total = sum(values)
+    else:
+        known = [value for value in values if not math.isnan(value)]
+        total = (min if how == "min" else max)(known, default=math.nan)
+    if math.isnan(total):
+        return None if "None" in str(one.type) else 0
+    return int(total) if "int" in str(one.type) else total
+
+
+SUMMED = frozenset(one.name for one in fields(StepMetrics) if one.metadata == _SUM)
 
 
 _SEVERAL = ("learning_rates", "rank_seconds")  # of which a step has more than one

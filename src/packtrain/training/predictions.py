@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 import torch
 
@@ -18,26 +17,20 @@ from packtrain.predicting.time import Coefficients, step_time
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 
-class Prediction(Protocol):
-    """What a rank's part of a step should take."""
-
-    def seconds(self, loads: Sequence[Load]) -> float: ...
-
-    def memory_bytes(self, loads: Sequence[Load]) -> int: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPrediction:
-    """By the time and memory models, with default or fitted coefficients."""
+    """What a model takes in training, by the FLOP, time and memory models, with default or fitted coefficients."""
 
     shape: ModelShape
     setup: TrainingSetup
-    gpu: Gpu
+    gpu: Gpu | None = None  # None: nothing is known of time
     time: Coefficients | None = None
     memory: MemoryCoefficients = DEFAULT_COEFFICIENTS
+    heaviest: Load | None = None  # the largest of everything that a batch of the plan has
 
     def seconds(self, loads: Sequence[Load]) -> float:
         """One optimizer step over these passes. Time is a sum over their numbers, so their mean stands for them."""
+        assert self.gpu is not None
         mean = _mean(loads)
         return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_batches=len(loads)).seconds
 
@@ -45,6 +38,10 @@ class ModelPrediction:
         """The peak of what torch allocates; the context and what the allocator cannot use stand outside of that."""
         estimates = [estimate_memory(self.shape, self.setup, load, self.memory) for load in loads]
         return max(estimate.total - estimate.part("framework").bytes for estimate in estimates)
+
+    def fitting(self, load: Load, usable: int) -> int:
+        """Tokens of this mix that fit into so many bytes."""
+        return largest_tokens(self.shape, self.setup, usable, load, self.memory)
 
 
 def useful_load(info: BatchInfo) -> Load:
@@ -108,20 +105,6 @@ _GUESS = 0.75  # of what failed, where nothing else is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryModel:
-    """What predicts the memory of a pack."""
-
-    shape: ModelShape
-    setup: TrainingSetup
-    coefficients: MemoryCoefficients = DEFAULT_COEFFICIENTS
-    heaviest: Load | None = None  # the largest of everything that a batch of the plan has
-
-    def fitting(self, load: Load, usable: int) -> int:
-        """Tokens of this mix that fit."""
-        return largest_tokens(self.shape, self.setup, usable, load, self.coefficients)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
     """Of one GPU, in bytes; all 0 where there is none."""
 
@@ -164,7 +147,7 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def explain(
-    error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None = None
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: ModelPrediction | None = None
 ) -> MemoryLimitError:
     """The error to raise in its place. Its first line says enough for the other ranks."""
     batch = failure.batch
@@ -195,7 +178,7 @@ class _Room:
         return self.tokens / max(1, self.load.tokens)
 
 
-def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None) -> _Room:
+def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: ModelPrediction | None) -> _Room:
     load = batch_load(failure.batch)
     tokens = load.tokens
     if model is not None and memory.usable and failure.batch.tokens:

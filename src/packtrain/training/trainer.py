@@ -41,9 +41,9 @@ from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, losses_of
 from packtrain.training.masters import masters_of, reading
-from packtrain.training.meter import Meter, NoMeter
+from packtrain.training.meter import Meter
 from packtrain.training.optimizers import optimizer_of
-from packtrain.training.predictions import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
+from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
 from packtrain.training.resuming import reading_what_is_there, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.step_settings import StepSettings
@@ -80,14 +80,14 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         on_proof: Callable[[Verdict], None] | None = None,
         first_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
-        memory_model: MemoryModel | None = None,
+        memory_model: ModelPrediction | None = None,
         on_host: Sequence[str] = (),
         **options: Any,
     ) -> None:
         self.settings = step if step is not None else StepSettings()
         packing = getattr(getattr(train_dataset, "config", None), "packing", True)
         refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
-        self._meter: Meter = meter if meter is not None else NoMeter()
+        self._meter: Meter = meter if meter is not None else Meter()
         self._on_step, self._on_proof = on_step, on_proof
         self._first_check, self._deadline = first_check, watch_deadline
         self._memory_model, self._on_host = memory_model, tuple(on_host)
@@ -163,8 +163,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 refuse_uncompiled(error)
                 raise
             finally:
-                if hasattr(self._meter, "leave"):
-                    self._meter.leave()
+                self._meter.leave()
 
     def _watching(self) -> AbstractContextManager[Any]:
         self._interrupts.on_first = self._answer
@@ -361,8 +360,8 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 learning_rates=dict(self._rates),
             )
             kept = self.state.stateful_callbacks
-            if hasattr(self._meter, "state_dict") and isinstance(kept, dict):
-                kept[_METER] = self._meter.state_dict()
+            if (state := self._meter.state_dict()) and isinstance(kept, dict):
+                kept[_METER] = state
             if self._on_step is not None and self._metrics is not None:
                 self._on_step(self._metrics)
 
@@ -386,10 +385,9 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             optimizer.follow_weights()  # of a trainer that is used again, whose weights may have been set meanwhile
         self._metered = self.state.global_step
         saved = (self.state.stateful_callbacks or {}).get(_METER)
-        if saved is not None and hasattr(self._meter, "load_state_dict"):
+        if saved is not None:
             self._meter.load_state_dict(saved)
-        if hasattr(self._meter, "attend"):
-            self._meter.attend(self.model, self.args.device)
+        self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):
             self.verdict = check_first_batch(
                 self.model_wrapped,

@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.modeling.preparation import ReadyModel
     from packtrain.training.callbacks import RunWatch
     from packtrain.training.checkpoints import Checkpoint
-    from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
     from packtrain.verifying.verdict import Verdict
@@ -322,20 +321,29 @@ class Session:
 
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
         from packtrain.delivery.loader.failures import FailureWatch
-        from packtrain.training.predictions import MemoryModel
+        from packtrain.training.meter import StepMeter
+        from packtrain.training.predictions import ModelPrediction
         from packtrain.training.trainer import PackedTrainer
 
         prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
         if (logs := run.config.training.logging_dir) is not None:
             os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))  # where it is looked for
-        evaluation, memory = prepared.evaluation, None
-        if machine is not None and not run.data.online:
-            memory = MemoryModel(
+        evaluation, predicted = prepared.evaluation, None
+        if machine is not None:
+            predicted = ModelPrediction(
                 shape=machine.shape,
                 setup=machine.setup,
-                coefficients=machine.memory,
-                heaviest=heaviest(prepared, machine),
+                gpu=machine.gpu,
+                time=machine.time,
+                memory=machine.memory,
+                heaviest=None if run.data.online else heaviest(prepared, machine),
             )
+        meter = StepMeter(
+            model=predicted,
+            world=self.here.world,
+            rank=self.here.rank,
+            capacity=prepared.numbers.packing_length if run.data.packing else None,
+        )
         return PackedTrainer(
             model=made.model,
             args=self.args,
@@ -344,38 +352,15 @@ class Session:
             eval_dataset=evaluation,
             eval_collator=_collator(prepared, evaluation, made) if evaluation is not None else None,
             step=run.step,
-            meter=self._meter(),
+            meter=meter,
             on_host=made.on_host,
             on_step=watch.on_step,
             # As it is wrapped, the model is another one.
             first_check=run.quick_check and self.here.world > 1,
             on_proof=watch.on_proof if run.shares_weights else None,  # else it is said before the run
-            memory_model=memory,
+            memory_model=None if run.data.online else predicted,
             callbacks=[watch],
             failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
-        )
-
-    def _meter(self) -> StepMeter:
-        from packtrain.training.meter import StepMeter
-        from packtrain.training.predictions import ModelPrediction
-
-        machine, numbers = self.machine, self.prepared.numbers
-        capacity = numbers.packing_length if self.prepared.run.data.packing else None
-        if machine is None:
-            return StepMeter(world=self.here.world, rank=self.here.rank, capacity=capacity)
-        gpu, predicted = machine.gpu, None
-        if gpu is not None:
-            predicted = ModelPrediction(
-                shape=machine.shape, setup=machine.setup, gpu=gpu, time=machine.time, memory=machine.memory
-            )
-        return StepMeter(
-            shape=machine.shape,
-            setup=machine.setup,
-            peak_flops=gpu.bf16_flops if gpu is not None else None,
-            world=self.here.world,
-            rank=self.here.rank,
-            capacity=capacity,
-            predicted=predicted,
         )
 
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
