@@ -269,13 +269,11 @@ class CheckpointFolder:
     def _name(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
         found.require()
         share_files(saving)
-        for name in found.files:
-            sync(saving / name)
         files = {name: one.plain() for name, one in found.files.items()}
         facts = {"step": step, "world": world_size(), "resumable": resumable, "files": files}
         write_json(saving / MARKER, KIND, VERSION, facts, checked=True)
-        for folder in (*(path for path in saving.rglob("*") if path.is_dir()), saving):
-            sync(folder)
+        for path in (*saving.rglob("*"), saving):
+            sync(path)
         final = self.path(step)
         if final.exists():  # of a run that was resumed from before it
             self._remove(final)

@@ -16,10 +16,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +27,6 @@ from torch.optim import Optimizer
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_parts import HALF
-from packtrain.training.sharded_files import tensors_in
 
 if TYPE_CHECKING:
     from packtrain.training.master_kernel import Stepped
@@ -247,19 +245,6 @@ def masters_of(optimizer: Any) -> MasterWeights | None:
     while not isinstance(optimizer, MasterWeights) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, MasterWeights) else None
-
-
-def reading(optimizer: Any, checkpoint: Path) -> AbstractContextManager[None]:
-    """For the time in which a checkpoint is read: sharded ones must have what is asked for, and old ones have none."""
-    found, states = masters_of(optimizer), sorted(Path(checkpoint).glob("optimizer_*/.metadata"))
-    if not states:
-        return nullcontext()
-    has_masters = any(name.endswith(f".{MASTER}") for name in tensors_in(states[0]))
-    if has_masters and found is None:
-        warnings.warn(
-            "the checkpoint has fp32 masters, which are ignored: the run continues from weights", stacklevel=2
-        )
-    return nullcontext() if has_masters or found is None else found.as_before_masters()
 
 
 def _master_of(weight: Tensor) -> Tensor:

@@ -17,26 +17,21 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
-from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.errors import ArtifactError
 from packtrain.modeling.load import reload_adapters, reload_weights
 from packtrain.training.agreement import faults_of_all, on_all
 from packtrain.training.callbacks import RunFlow, is_due
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.hf_trainer import HFTrainer
 from packtrain.training.loss import EvaluationStopped
-from packtrain.training.predictions import is_memory_error
-from packtrain.training.resuming import checkpoint_to_resume, require_undamaged
+from packtrain.training.resuming import OTHER_STATES, checkpoint_to_resume, require_undamaged, states_in_words
 from packtrain.training.sharded_files import refuse_code
 from packtrain.training.step_settings import StepSettings
-
-_STATES = ("optimizer*.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")  # what is read by torch.load
 
 
 @runtime_checkable
@@ -237,40 +232,6 @@ class SafeCheckpoints(HFTrainer):
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return dict(get_model_state_dict(self.model_wrapped, options=options))
-
-
-OTHER_STATES = "states of another optimizer or of other parameters"
-
-
-@contextmanager
-def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
-    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
-    try:
-        yield
-    except Exception as error:
-        if checkpoint is None or isinstance(error, ArtifactError) or is_memory_error(error):
-            raise
-        for path in sorted(one for name in _STATES for one in Path(checkpoint).glob(name)):
-            _refuse_unreadable(path)
-        raise ArtifactError(
-            checkpoint,
-            got=f"{other} ({in_one_line(error)})",
-            expected="optimizer states for this run's trainable parameters",
-            fix="resume with the settings and version it was saved with, or start a new run from its weights",
-        ) from error
-
-
-def _refuse_unreadable(path: Path) -> None:
-    try:
-        with safe_globals():
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # whose words say how to run it
-        raise ArtifactError(
-            str(path),
-            got="a file that torch cannot load as tensors and plain values",
-            expected="states saved by this trainer",
-            fix="resume from another checkpoint that you trust",
-        ) from None
 
 
 @contextmanager

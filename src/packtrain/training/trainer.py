@@ -40,11 +40,11 @@ from packtrain.training.first_check import check_first_batch
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, losses_of
-from packtrain.training.masters import masters_of, reading
+from packtrain.training.masters import masters_of
 from packtrain.training.meter import Meter
 from packtrain.training.optimizers import optimizer_of
 from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
-from packtrain.training.resuming import reading_what_is_there, require_shapes, settings_as_asked
+from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.step_settings import StepSettings
 from packtrain.verifying.quick import Training
@@ -205,14 +205,13 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
 
     @contextmanager
     def reading_states(self, checkpoint: str | None, what: str) -> Iterator[None]:
-        """Settings stay those of the arguments. Sharded states without masters are read without."""
+        """Settings stay those of the arguments."""
         with ExitStack() as stack:
             stack.enter_context(super().reading_states(checkpoint, what))
             if checkpoint is not None and what == "the optimizer":
                 if not self.is_deepspeed_enabled:
                     stack.enter_context(settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint))
-                stack.enter_context(reading_what_is_there(self.optimizer, self.model, Path(checkpoint)))
-                stack.enter_context(reading(self.optimizer, Path(checkpoint)))
+                stack.enter_context(reading_sharded_states(self.optimizer, self.model, Path(checkpoint)))
             yield
 
     def states_read(self) -> None:
