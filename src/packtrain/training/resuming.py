@@ -58,12 +58,14 @@ def checkpoint_to_resume(
     """
     here, broken, error = dict[int, Checkpoint](), dict[int, str](), None
     try:
-        if given:
+        if given is not None and given is not False:
             here, broken = _candidates(given, folder)
     except ArtifactError as fault:
         error = fault
     mine = _Choice(
-        asked=bool(given), steps=tuple(sorted(here)), fault=None if error is None else " ".join(str(error).split())
+        asked=given is not None and given is not False,
+        steps=tuple(sorted(here)),
+        fault=None if error is None else " ".join(str(error).split()),
     )
     all_of_them = said_by_all(mine)
     if not any(choice.asked for choice in all_of_them):
