@@ -13,7 +13,7 @@ from typing import Any
 from typer.main import get_command
 
 from packtrain.cli import app
-from packtrain.config.section import Key, Section
+from packtrain.config.keys import Key, Section
 from packtrain.config.sections import KEYS, MEDIA_LIMITS, MONITOR_LIMITS, SECTIONS, TRAINER_KEYS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

@@ -9,9 +9,9 @@ from packtrain.core.lazy import lazy_names
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from packtrain.app.datasets.build import DatasetConfig as DatasetConfig
-    from packtrain.app.datasets.build import MultiModalDataset as MultiModalDataset
-    from packtrain.app.datasets.build import MultiModalIterableDataset as MultiModalIterableDataset
+    from packtrain.app.datasets import DatasetConfig as DatasetConfig
+    from packtrain.app.datasets import MultiModalDataset as MultiModalDataset
+    from packtrain.app.datasets import MultiModalIterableDataset as MultiModalIterableDataset
     from packtrain.app.measure import measure as measure
     from packtrain.app.pack import pack as pack
     from packtrain.app.plan import plan as plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from packtrain.demo.model import write_shape
+from packtrain.demo import write_shape
 
 sys.path.append(str(Path(__file__).parents[1] / "packing"))  # tables and lengths, as the tests of plans make them
 

@@ -12,8 +12,8 @@ import pytest
 from commands import Run, files
 from made_runs_data import write_chats
 
-from packtrain.app.cache.cached import Cached, clear_cache, list_cache
-from packtrain.app.datasets.build import DatasetConfig, MultiModalDataset
+from packtrain.app.cache import Cached, clear_cache, list_cache
+from packtrain.app.datasets import DatasetConfig, MultiModalDataset
 from packtrain.core.errors import ConfigError
 
 

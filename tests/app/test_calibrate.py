@@ -12,11 +12,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from packtrain.app.calibration import calibrate as calibrating
-from packtrain.app.calibration.calibrate import CPU, calibrate
-from packtrain.app.calibration.trials import calibration_trials, model_config
+from packtrain.app import calibrate as calibrating
+from packtrain.app.calibrate import CPU, calibrate, calibration_trials, model_config
 from packtrain.cli import app
-from packtrain.cli.show.calibrate import markdown, summary
+from packtrain.cli.calibrate import markdown, summary
 from packtrain.core.errors import ConfigError
 from packtrain.predicting.calibration import Measurement, calibration_path, coefficients_for, fit, read_calibration
 from packtrain.predicting.gpus import find_gpu
@@ -227,7 +226,7 @@ def test_defaults_are_what_the_recorded_calibration_found() -> None:
     found = fit(read_calibration(RECORDED).measurements, H200)
     assert set(found) == {"eager", "compiled"}
     for mode, fitted in found.items():
-        usual = default_coefficients(H200, compiled=mode == "compiled")
+        usual = default_coefficients(compiled=mode == "compiled")
         for name, value in asdict(fitted.time).items():
             if name not in SET_APART:
                 assert getattr(usual, name) == float(f"{value:.3g}"), name

@@ -23,10 +23,9 @@ from rich.table import Table
 import packtrain
 from packtrain.app.doctor import _install
 from packtrain.app.measure import measure_outcome
-from packtrain.cli.common import Terminal
-from packtrain.cli.show.bars import ElapsedColumn
-from packtrain.cli.show.terminal import show_measured
-from packtrain.cli.show.train import PrepareBar
+from packtrain.cli.measure import show_measured
+from packtrain.cli.terminal import ElapsedColumn, Terminal
+from packtrain.cli.train import PrepareBar
 from packtrain.config.run_config import load_config
 from packtrain.config.sections import KEYS
 from packtrain.families import tiny
@@ -250,7 +249,7 @@ def test_bars_say_how_long() -> None:
 def test_stages_have_a_line_each_where_there_is_no_terminal() -> None:
     for terminal, quiet, said in ((False, False, "measuring ...\nproving ...\n"), (False, True, ""), (True, False, "")):
         shown = StringIO()
-        bar = PrepareBar(Terminal(file=shown, force_terminal=terminal), quiet=quiet)
+        bar = PrepareBar(quiet=quiet, console=Terminal(file=shown, force_terminal=terminal))
         for state in (Measuring(), Measuring(), "proving"):
             bar.update(state)
         assert shown.getvalue() == said

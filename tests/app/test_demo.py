@@ -18,13 +18,12 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.cli import app
-from packtrain.cli.common import Terminal
-from packtrain.cli.show.pack import plan_json
-from packtrain.cli.show.plan import planned_json
-from packtrain.cli.show.terminal import MeasureBar, measured_json
+from packtrain.cli.measure import MeasureBar, measured_json
+from packtrain.cli.pack import plan_json
+from packtrain.cli.plan import planned_json
+from packtrain.cli.terminal import Terminal
 from packtrain.config.run_config import load_config
-from packtrain.demo.demo import run_demo
-from packtrain.demo.train import train_demo
+from packtrain.demo import run_demo, train_demo
 from packtrain.records.synthetic import BROKEN, write_dataset
 from packtrain.reports.run_words import ALIKE
 from packtrain.runs.read import read_run
@@ -141,7 +140,7 @@ def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
 
 def test_the_smallest_demo_without_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every stage once, in this process: what takes long is the real processor, which the full suite runs."""
-    monkeypatch.setattr("packtrain.demo.demo.measure_outcome", partial(measure_outcome, check=0))
+    monkeypatch.setattr("packtrain.demo.measure_outcome", partial(measure_outcome, check=0))
     first, second = (run_demo(tmp_path / "demo", pictures=16, workers=1, train=False) for _ in range(2))
     assert (first.measured.reused, first.packed.reused) == (False, False)
     assert (second.measured.reused, second.packed.reused) == (True, True)
@@ -164,9 +163,9 @@ def test_stages_are_shown_in_their_order_and_without_hints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     """On a terminal too: no bar is left beside a message."""
-    monkeypatch.setattr("packtrain.demo.demo.measure_outcome", partial(measure_outcome, check=0))
+    monkeypatch.setattr("packtrain.demo.measure_outcome", partial(measure_outcome, check=0))
     bars = Terminal(file=StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr("packtrain.cli.demo.progress_console", lambda: bars)
+    monkeypatch.setattr("packtrain.cli.terminal.errors", bars)
     alive: list[bool] = []
     shown = MeasureBar.__exit__
     monkeypatch.setattr(MeasureBar, "__exit__", lambda self, *_: (shown(self), alive.append(self._bar.live.is_started)))
@@ -181,8 +180,8 @@ def test_stages_are_shown_in_their_order_and_without_hints(
 
 
 def test_without_the_packages_the_demo_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.demo.demo.measure_outcome", partial(measure_outcome, check=0))
-    monkeypatch.setattr("packtrain.demo.demo.can_train", lambda: False)
+    monkeypatch.setattr("packtrain.demo.measure_outcome", partial(measure_outcome, check=0))
+    monkeypatch.setattr("packtrain.demo.can_train", lambda: False)
     said: list[str] = []
     assert run_demo(tmp_path / "demo", pictures=16, workers=1, say=said.append).trained is None
     assert any("packtrain[train]" in line for line in said)

@@ -13,7 +13,7 @@ from lengths import lvis_like
 from PIL import Image
 from tables import write_table
 
-from packtrain.app.inspection.plan import find_sample, open_plan, pack_samples
+from packtrain.app.inspect_plan import find_sample, open_plan, pack_samples
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.core.errors import ArtifactError

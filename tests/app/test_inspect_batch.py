@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from commands import Run
 from PIL import Image
-from rich.console import Console
 
-from packtrain.app.inspection.batch import SeenBatch, SeenToken, inspect_batch
-from packtrain.app.inspection.plan import open_plan
+from packtrain.app.inspect_batch import SeenBatch, SeenToken, inspect_batch
+from packtrain.app.inspect_plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
-from packtrain.cli.show.batch import quoted, show_batch
+from packtrain.cli.inspect import quoted, show_batch
+from packtrain.cli.terminal import Terminal
 from packtrain.packing.packing_config import PackingConfig
 
 SIZES = {"a.png": (300, 200), "b.png": (64, 160)}
@@ -81,7 +81,7 @@ def text_of(tokens: list[SeenToken]) -> str:
 
 
 def terminal(seen: SeenBatch, **options: Any) -> str:
-    console = Console(width=100, force_terminal=False, highlight=False, emoji=False)
+    console = Terminal(width=100, force_terminal=False, highlight=False, emoji=False)
     with console.capture() as captured:
         show_batch(seen, console, **options)
     return captured.get()

@@ -14,7 +14,7 @@ from lengths import lvis_like
 from made_runs_data import write_chats
 from tables import write_table
 
-from packtrain.app.inspection.step import inspect_step
+from packtrain.app.inspect_plan import inspect_step
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.core.artifacts import write_json

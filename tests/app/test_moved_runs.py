@@ -16,8 +16,7 @@ import yaml
 from commands import Run
 from made_runs_data import write_config
 
-from packtrain.app.cache.cached import list_cache
-from packtrain.app.cache.of_run import clear_run
+from packtrain.app.cache import clear_run, list_cache
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.resume import check_frozen, check_resumed, other_evaluation

@@ -22,7 +22,7 @@ from tables import write_table
 from packtrain.app.pack import pack
 from packtrain.core.artifacts import write_json
 from packtrain.core.checksums import sums_of
-from packtrain.demo.model import write_shape
+from packtrain.demo import write_shape
 from packtrain.measuring.table import COSTS, KIND, MEDIA, SUMMARY, VERSION, CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import LIMITS, PackingConfig

@@ -41,7 +41,7 @@ def test_stopping_leaves_nothing_and_says_what_comes_next(
             raise SystemError("returned a result with an exception set") from inner
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packtrain.cli.show.pack.PackBar.update", stop)
+    monkeypatch.setattr("packtrain.cli.pack.PackBar.update", stop)
     code, out, err = run("pack", costs, "-n", 8192, "-o", tmp_path / "p", "--json")
     assert (code, out) == (1, "")
     assert "starts over" in err
@@ -91,7 +91,7 @@ def test_no_signal_is_lost(
             time.sleep(0.01)
         went_on.append(progress)
 
-    monkeypatch.setattr("packtrain.cli.show.pack.PackBar.update", stop)
+    monkeypatch.setattr("packtrain.cli.pack.PackBar.update", stop)
     code, out, err = run("pack", costs, "-n", 8192, "-o", tmp_path / "p", "--json")
     assert (code, out, "starts over" in err, "ignored" in err, went_on) == (1, "", True, False, [])
     assert {path.name for path in tmp_path.iterdir()} == {"costs"}
@@ -106,7 +106,7 @@ def test_what_fails_because_of_a_signal_is_no_fault(
         _into_a_callback()
         raise RuntimeError("no compiled object yet")
 
-    monkeypatch.setattr("packtrain.cli.show.pack.PackBar.update", stop)
+    monkeypatch.setattr("packtrain.cli.pack.PackBar.update", stop)
     code, out, err = run("pack", costs, "-n", 8192, "-o", tmp_path / "p", "--json")
     assert (code, out, "interrupted" in err, "compiled" in err) == (1, "", True, False)
 
@@ -134,7 +134,7 @@ def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
     [
         ("packtrain.app.pack.work_of", "nothing was written", False),
         ("packtrain.packing.plan_builder.PackPlan.load", "the plan was already complete", True),
-        ("packtrain.packing.balance.balance_table", "the same command continues", True),
+        ("packtrain.packing.schedule.balance_table", "the same command continues", True),
     ],
 )
 def test_words_are_true_whenever_it_is_stopped(

@@ -316,7 +316,7 @@ def test_contradictions_are_refused_with_the_way_out(settings: dict[str, Any], s
 
 
 def test_long_samples_of_models_with_dynamic_frequencies_are_refused_beside_others(lines: Path, tmp_path: Path) -> None:
-    from packtrain.app.datasets.build import _require_rotary_lengths
+    from packtrain.app.datasets import _require_rotary_lengths
 
     plan = built(config(lines, tmp_path)).plan
     longest = int(plan.epoch(0).load("longest").max())

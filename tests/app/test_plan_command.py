@@ -23,7 +23,7 @@ from packtrain.core.values import MediaLimits
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.draw import check_weights
+from packtrain.packing.source_repeats import check_weights
 from packtrain.reports.study_files import FILES
 
 ONCE = {"lengths": (4096,), "gpu": "h100"}
@@ -228,15 +228,13 @@ class TestTheConfig:
             gpus=2,
         )
         setup, baseline = made.study.setup, made.study.baseline
-        assert [setup[name] for name in ("method", "lora_rank", "train_vision", "gpus")] == ["lora", 8, False, 2]
-        assert [setup[name] for name in ("sharding", "optimizer", "attention")] == ["fsdp", "adamw_8bit", "varlen"]
-        assert setup["gradient_checkpointing"] is False
-        assert (baseline["per_device_batch_size"], baseline["samples_per_step"], baseline["epochs"]) == (4, 64, 2)
-        assert (baseline["eval_steps"], baseline["logging_steps"]) == (None, 10), (
-            "a share of all steps is proposed again"
-        )
-        assert (baseline["warmup_ratio"], baseline["warmup_steps"]) == (0.05, None)
-        assert baseline["learning_rate"] == 1e-4
+        assert (setup.method, setup.lora_rank, setup.train_vision, setup.gpus) == ("lora", 8, False, 2)
+        assert (setup.sharding, setup.optimizer, setup.attention) == ("fsdp", "adamw_8bit", "varlen")
+        assert setup.gradient_checkpointing is False
+        assert (baseline.per_device_batch_size, baseline.effective_batch_size, baseline.epochs) == (4, 64, 2)
+        assert (baseline.eval_steps, baseline.logging_steps) == (None, 10), "a share of all steps is proposed again"
+        assert (baseline.warmup_ratio, baseline.warmup_steps) == (0.05, None)
+        assert baseline.learning_rate == 1e-4
         assert made.study.recommendation.config["training"]["seed"] == 7
         assert made.notes == (
             "read as: training.optimizer is training.optim",
@@ -257,7 +255,7 @@ class TestTheConfig:
         self, costs: CostTable, shape: Path, tmp_path: Path, text: str, packs: bool, rows: bool, written: bool | None
     ) -> None:
         study = planned(costs, shape, tmp_path, text).study
-        assert (study.setup["compiled"], study.baseline["compiled"]) == (packs, rows)
+        assert (study.setup.compiled, study.baseline.compiled) == (packs, rows)
         assert study.recommendation.config["training"].get("compile") == written
         said = f"trained with {'compiled' if packs else 'eager'} layers and padded batches with "
         assert any(f"{said}{'compiled' if rows else 'eager'} ones" in note for note in study.notes)
@@ -271,7 +269,7 @@ class TestTheConfig:
             setup={"method": "full"},
             seed=1,
         )
-        assert made.study.setup["method"] == "full"
+        assert made.study.setup.method == "full"
         assert made.study.recommendation.config["training"]["seed"] == 1
         assert [one.packing_length for one in made.study.simulations] == [4096]
         assert "num_train_epochs 0.5 is planned as 1" in made.notes
@@ -317,7 +315,7 @@ class TestTheConfig:
         ):
             made = planned(costs, shape, tmp_path, f"{packing}training: {{{training}, num_gpus: 2}}\n", gpus=None)
             assert made.study.gpus == 2, "those of the config"
-            assert abs(made.study.baseline["samples_per_step"] - samples) <= 2, training
+            assert abs(made.study.baseline.effective_batch_size - samples) <= 2, training
 
     @pytest.mark.parametrize("written", ["{}", "{packing: true}", "{packing: false}", "{max_sample_length: 4000}"])
     @pytest.mark.parametrize(
@@ -338,11 +336,11 @@ class TestTheConfig:
         baseline = planned(costs, shape, tmp_path, text, gpus=2).study.baseline
         own = [f"data.dataset_path={tmp_path}/x.jsonl", f"model.model_name_or_path={shape}"]
         trained = resolve_run(load_config(tmp_path / "run.yaml"), world=2, overrides=own)
-        assert baseline["today"] == (trained.mode == "padded")
+        assert baseline.today == (trained.mode == "padded")
         assert trained.mode == ("packed" if (packs or "true" in written) and "false" not in written else "padded")
-        assert baseline["samples_per_step"] == trained.size.samples
-        if baseline["today"]:
-            assert baseline["per_device_batch_size"] == trained.data.rows_per_batch
+        assert baseline.effective_batch_size == trained.size.samples
+        if baseline.today:
+            assert baseline.per_device_batch_size == trained.data.rows_per_batch
 
     def test_what_is_cut_is_said(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         made = planned(costs, shape, tmp_path, "data: {cutoff_len: 1000, packing_length: 4096}\n")
@@ -457,7 +455,7 @@ def test_stopping_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packtrain.cli.show.plan.PlanBar.update", stop)
+    monkeypatch.setattr("packtrain.cli.plan.PlanBar.update", stop)
     code, out, err = run("plan", costs.folder, "--model", shape, "-o", tmp_path / "r", "--json")
     assert (code, out, "starts over" in err) == (1, "", True)
     assert not (tmp_path / "r").exists()

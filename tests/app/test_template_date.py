@@ -15,7 +15,7 @@ from made_runs_data import write_chats, write_config
 from test_moved_runs import known_by, losses, stop_at
 from tokenizers import Tokenizer
 
-from packtrain.app.datasets.build import MultiModalDataset
+from packtrain.app.datasets import MultiModalDataset
 from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run, resolved_sections, with_template_date

@@ -23,9 +23,9 @@ from commands import Run, files
 from made_runs_data import write_chats, write_config
 
 from packtrain.app.train.from_data import config_from_data
+from packtrain.app.train.outcome import ProcessPlace
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.train_outcome import ProcessPlace
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.forecast import Machine, course_of, disk_warning, expected, heaviest, machine_of, too_large
 from packtrain.app.train.prepare import Prepared, batch_rows, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.session import accepted_arguments, arguments_of
-from packtrain.app.train.trainer_args import course_of, disk_warning
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
 from packtrain.packing.schedule import EMPTY

@@ -8,7 +8,7 @@ import pytest
 from commands import Run
 from made_runs_data import write_chats, write_config
 
-from packtrain.app.cache.of_run import clear_run
+from packtrain.app.cache import clear_run
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import load_config

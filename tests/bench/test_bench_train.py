@@ -209,7 +209,7 @@ def test_adapters_are_those_of_training() -> None:
         assert {weight.dtype for weight in learning.values()} == {dtype}
         assert all("lora_" in name and "language_model.layers" in name for name in learning)
         counted = count(model.shape, rows[0].setup(64))
-        assert sum(weight.numel() for weight in learning.values()) == counted.adapters == counted.learning
+        assert sum(weight.numel() for weight in learning.values()) == counted.adapters == counted.trainable
     assert all(row.setup(64).half_adapters for row in rows)
 
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from rich.console import Console
 
 import packtrain
 from packtrain.app.measure import measure_outcome
-from packtrain.cli.show.terminal import show_measured
+from packtrain.cli.measure import show_measured
+from packtrain.cli.terminal import Terminal
 from packtrain.core.errors import RecordError
 from packtrain.core.values import LedgerEntry, MediaRef
 from packtrain.families.tiny import write
@@ -61,7 +61,7 @@ def test_a_medium_damaged_where_no_header_shows_it_does_not_end_the_check(tmp_pa
     assert said[-2:] == [0, 4], "what is done after the last record"
     assert outcome.table.summary.check == DriftCheck(records=3, note="1 more could not be decoded")
     page = io.StringIO()
-    show_measured(outcome, Console(file=page, width=200))
+    show_measured(outcome, Terminal(file=page, width=200))
     assert "3 random records match the real processor exactly (1 more could not be decoded)" in page.getvalue()
 
 

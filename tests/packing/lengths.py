@@ -14,9 +14,8 @@ from tables import write_table
 from packtrain.measuring.table import CostTable
 from packtrain.packing.arrays import pack_matrix
 from packtrain.packing.greedy import next_fit
-from packtrain.packing.pack_plan import ENTRY_SCHEMA, PACK_SCHEMA, EpochPacks, PackPlan
+from packtrain.packing.pack_plan import ENTRY_SCHEMA, PACK_SCHEMA, EpochCounts, EpochPacks, PackPlan, PlanSummary
 from packtrain.packing.packing_config import PackingConfig
-from packtrain.packing.plan_summary import EpochCounts, PlanSummary
 from packtrain.predicting.flops import WorkModel
 
 KINDS = ("best_fit", "first_fit", "next_fit", "window_50", "knapsack", "none")

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lengths import WORK, lvis_table, made_plan
 
-from packtrain.packing.balance import BalanceLine, balance_table, evenness
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import BalanceLine, Schedule, balance_table, evenness
 
 
 @settings(max_examples=60, deadline=None)

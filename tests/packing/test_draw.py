@@ -14,7 +14,7 @@ from tables import write_table
 
 from packtrain.core.errors import ConfigError
 from packtrain.measuring.table import CostTable, SourceCodes
-from packtrain.packing.draw import Draw, draw_of_table, is_mixed
+from packtrain.packing.source_repeats import Draw, draw_of_table, is_mixed
 
 
 def table_of(folder: Path, rows: dict[str, int], mixture: dict[str, dict[str, Any]]) -> CostTable:

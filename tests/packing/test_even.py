@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lengths import check_packs, lvis_like, packs_of
 
-from packtrain.packing.even import even_packs
+from packtrain.packing.knapsack import even_packs
 from packtrain.packing.sorted_best_fit import sorted_best_fit
 
 

@@ -15,7 +15,7 @@ from lengths import runs_of
 from tables import spread_runs, write_table
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.packing.overlong import UNFIT, UNLABELLED, Dropped, Pieces, fit_pieces
+from packtrain.packing.cutting import UNFIT, UNLABELLED, Dropped, Pieces, fit_pieces
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import Samples, Tails, samples_of
 

@@ -19,9 +19,9 @@ import packtrain.packing.plan_builder as build_module
 from packtrain.core.errors import ArtifactError, DataError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
-from packtrain.packing.overlong import UNFIT, UNLABELLED
+from packtrain.packing.cutting import UNFIT, UNLABELLED
+from packtrain.packing.pack_plan import BlockedCount
 from packtrain.packing.plan_builder import BEYOND, PROBES, TAIL, Blocked, build_plan
-from packtrain.packing.plan_summary import BlockedCount
 from packtrain.packing.resources import samples_of
 
 # ---- every entry is accounted for

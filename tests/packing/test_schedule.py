@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from lengths import WORK, lvis_table, made_plan
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.packing.balance import evenness
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan
-from packtrain.packing.schedule import EMPTY, LoaderState, Schedule, arrange
+from packtrain.packing.schedule import EMPTY, LoaderState, Schedule, arrange, evenness
 
 BALANCES: tuple[Any, ...] = ("sorted", "strict", "random", "length")
 

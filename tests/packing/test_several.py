@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packtrain.packing.greedy import first_fit
-from packtrain.packing.several import pack_several
+from packtrain.packing.multi_resource import pack_several
 
 LIMITS = {"small": (8_192, 4_096, 8), "large": (16_384, 8_192, 16), "vision": (16_384, 6_144, 24)}
 KINDS = ("text", "photo", "chart", "document", "video", "thumbnail")

@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from made_tables import detection, films
 
 from packtrain.core.errors import ConfigError
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.choice import MOST_DROPPED, acceptable, choose, conservative, dropped_share, efficient
-from packtrain.planning.intervals import derive_intervals
-from packtrain.planning.room import changes_for, make_room
+from packtrain.planning.choice import (
+    MOST_DROPPED,
+    acceptable,
+    changes_for,
+    choose,
+    conservative,
+    dropped_share,
+    efficient,
+    make_room,
+)
+from packtrain.planning.configs import derive_intervals
+from packtrain.planning.question import Baseline
 from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import sweep
 from packtrain.predicting.values import Load, TrainingSetup
@@ -110,8 +118,10 @@ def test_the_samples_of_a_step_move_only_for_much_more_speed() -> None:
     moved = simulation(packing_length=8_000, samples_per_step=120.0, tokens_per_second=1080.0)
     assert choose([steady, moved], 100).simulation == 0
     assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100).simulation == 1
-    assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100, said=True).simulation == 0, "not the user's"
-    assert choose([moved], 100, said=True).simulation == 0, "nothing else is there"
+    assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100, fixed_step=True).simulation == 0, (
+        "not the user's"
+    )
+    assert choose([moved], 100, fixed_step=True).simulation == 0, "nothing else is there"
     far = replace(moved, samples_per_step=140.0, tokens_per_second=5000.0)
     assert choose([steady, far], 100).simulation == 0
 
@@ -136,10 +146,10 @@ def test_alternatives_are_others_and_do_what_they_say() -> None:
     more, less = efficient(found, chosen), conservative(found, chosen)
     assert more is not None
     assert less is not None
-    assert more[0] == 2
-    assert "+0.9 %" in more[1]
-    assert less[0] == 0
-    assert "-10.0 %" in less[1]
+    assert more.simulation == 2
+    assert "+0.9 %" in more.reason
+    assert less.simulation == 0
+    assert "-10.0 %" in less.reason
     assert efficient(found[:2], 1) is None
     assert conservative(found[:1], 0) is None
 
@@ -181,7 +191,7 @@ def test_intervals_see_as_many_samples_as_before(
 def test_what_is_not_set_is_proposed_or_left_out() -> None:
     new = derive_intervals(Baseline(), before=128, after=128, steps=1000)
     assert (new.eval_steps, new.save_steps, new.logging_steps) == (250, 250, 10)
-    assert (new.learning_rate, new.vit_lr, new.warmup_steps, new.warmup_ratio) == (None, None, None, None)
+    assert (new.learning_rate, new.vit_lr, new.warmup_steps) == (None, None, None)
     tiny = derive_intervals(Baseline(), before=128, after=128, steps=1)
     assert (tiny.eval_steps, tiny.save_steps, tiny.logging_steps) == (1, 1, 1)
     warm = derive_intervals(Baseline(warmup_steps=100, save_delay_steps=50), before=100, after=200, steps=500)
@@ -217,7 +227,7 @@ def test_room_is_made_with_no_more_than_is_needed(tmp_path: Path, setup: Trainin
     assert room.enough
     assert any(question.fits(one.worst, room.setup) for one in found)
     assert room.setup.method == "full"
-    changed = [change.setting for change in room.changes]
+    changed = [change.parameter for change in room.changes]
     assert len(changed) == len(set(changed)) > 0
     for name in set(changed) - {"chunked_loss"}:  # taking any one back that has a price is too much
         back = replace(room.setup, **{name: getattr(setup, name)})
@@ -248,11 +258,11 @@ def test_every_length_is_told_its_own_limit_on_patches(tmp_path: Path) -> None:
     assert len({limits["max_patches_per_pack"] for limits in room.limits}) == len(lengths), "else any would do"
     again = sweep(replace(question, setup=room.setup), lengths, room.limits, lambda *_: None)
     for one in again:
-        told = {change.setting: change for change in changes_for(room, one)}.get("max_patches_per_pack")
+        told = {change.parameter: change for change in changes_for(room, one)}.get("max_patches_per_pack")
         limit = one.limits.get("max_patches_per_pack")
         assert (told is None) == (limit is None)
         if told is not None:
-            assert told.after == f"{limit:,}"
+            assert told.packing == f"{limit:,}"
             assert f"{one.packing_length:,}" in told.reason
 
 

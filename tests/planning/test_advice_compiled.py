@@ -9,10 +9,10 @@ import pytest
 from asking import ask
 from made_tables import detection
 
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.clock import FIELDS, one_pass
 from packtrain.planning.configs import ConfigDraft, packed_config, padded_config
 from packtrain.planning.padding import baseline_run, padded_runs
-from packtrain.planning.passes import FIELDS, one_pass
+from packtrain.planning.question import Baseline
 from packtrain.planning.sweep import pack_rows, simulate
 from packtrain.predicting.calibration import Fit
 from packtrain.predicting.memory import MemoryCoefficients
@@ -45,7 +45,7 @@ def test_padded_batches_have_coefficients_of_their_own(tmp_path: Path) -> None:
     usual, own = (padded_runs(one, packed.samples)[0] for one in (question, fitted))
     assert own.seconds > 2 * usual.seconds
     assert fitted.clock.coefficients is None, "packs keep theirs"
-    known = replace(question, time=default_coefficients(question.gpu, compiled=True))
+    known = replace(question, time=default_coefficients(compiled=True))
     assert padded_runs(known, packed.samples)[0] == usual, "those of compiled layers are not for these"
 
 

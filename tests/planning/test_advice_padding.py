@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from made_tables import detection, texts
 
 from packtrain.packing.resources import Samples
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.clock import FIELDS, one_pass
 from packtrain.planning.padding import best_padded, padded_order, padded_passes, padded_run, padded_runs
-from packtrain.planning.passes import FIELDS, one_pass
+from packtrain.planning.question import Baseline
 from packtrain.planning.sweep import pack_rows
 from packtrain.predicting.time import step_time
 from packtrain.predicting.values import Load, TrainingSetup

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from asking import study_of
 from made_tables import TEXT, TWO_B, Columns, detection, films, texts, write_table
 
 from packtrain.app.measure import measure
@@ -17,12 +18,11 @@ from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import percent
 from packtrain.families.model_folder import resolve
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.intervals import MOVED
-from packtrain.planning.study import StudyOutcome, StudyProgress, make_study, study_outcome
+from packtrain.planning.configs import MOVED
+from packtrain.planning.question import Baseline
+from packtrain.planning.study import StudyOutcome, StudyProgress
 from packtrain.planning.study_values import Study
 from packtrain.planning.sweep import step_shape
-from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
 from packtrain.records.synthetic import write_dataset
@@ -33,9 +33,7 @@ TODAY = Baseline(
 
 
 def outcome(folder: Path, columns: Columns, **given: Any) -> StudyOutcome:
-    gpus, gpu = given.pop("gpus", 4), find_gpu(given.pop("gpu", "h200"))
-    usual: dict[str, Any] = {"shape": TWO_B, "model": "two-b", "setup": TrainingSetup(gpus=gpus), "baseline": TODAY}
-    return study_outcome(write_table(folder, columns), **{**usual, "gpu": gpu, **given})
+    return study_of(write_table(folder, columns), **{"gpus": 4, "baseline": TODAY, **given})
 
 
 def check(found: StudyOutcome) -> None:
@@ -83,10 +81,10 @@ def check_config(study: Study, config: Mapping[str, Any], at: int, *, packed: bo
     samples = training["effective_batch_size"]
     if packed:
         assert min(step_shape(samples, one.samples_per_pack, study.gpus).packs, one.packs) == one.packs_per_step
-        assert samples == study.baseline["samples_per_step"] or samples == round(one.samples_per_step)
+        assert samples == study.baseline.effective_batch_size or samples == round(one.samples_per_step)
         assert {name: data[name] for name in one.limits} == one.limits
     else:
-        assert samples == study.baseline["samples_per_step"]
+        assert samples == study.baseline.effective_batch_size
 
 
 EVALUATED = {"data": {"eval_path": "held_out.jsonl"}}
@@ -172,7 +170,7 @@ def test_balance_is_shown_for_ranks_that_have_packs(large: StudyOutcome) -> None
     rows = large.study.balance
     assert [row.ranks for row in rows] == [4, 8, 32]
     for row in rows:
-        assert 1 <= row.strict <= row.sorted <= row.random
+        assert 1 <= row.strict.slowest <= row.sorted.slowest <= row.random.slowest
 
 
 def test_overlong_samples_are_named_with_a_length_that_keeps_them(large: StudyOutcome) -> None:
@@ -273,7 +271,7 @@ def test_options_that_make_it_fit_are_in_the_config(tmp_path: Path) -> None:
     check(found)
     study = found.study
     assert study.simulations[study.recommendation.simulation].fits
-    assert study.setup["gradient_checkpointing"] is True
+    assert study.setup.gradient_checkpointing is True
     assert study.recommendation.config["training"]["gradient_checkpointing"] is True
     assert "gradient_checkpointing true" in study.recommendation.verdict
     asked, padded = study.memory.beside
@@ -385,9 +383,9 @@ def test_overlong_error_keeps_to_lengths_that_hold_everything(tmp_path: Path) ->
 def test_a_study_is_the_same_twice_and_reports_progress(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t", detection(300))
     seen: list[StudyProgress] = []
-    given = {"shape": TWO_B, "model": "m", "gpu": find_gpu("h100"), "setup": TrainingSetup(), "lengths": [8192]}
-    first = make_study(table, **given, progress=seen.append)  # type: ignore[arg-type]
-    second = make_study(table, **given)  # type: ignore[arg-type]
+    given = {"shape": TWO_B, "model": "m", "gpu": "h100", "setup": TrainingSetup(), "lengths": [8192]}
+    first = study_of(table, **given, progress=seen.append).study
+    second = study_of(table, **given).study
     assert first == second
     assert any("8,192" in progress.doing for progress in seen)
 
@@ -397,20 +395,18 @@ def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path)
     model = "tiny:qwen3_vl"
     table = measure(data, model=model, out=tmp_path / "costs", workers=1, check=0, max_failure_rate=0.9)
     shape = read_shape(resolve(model, tmp_path / "models"))
-    gpu, baseline = find_gpu("l4"), Baseline(effective_batch_size=8)
-    found = study_outcome(
-        table, shape=shape, model=model, gpu=gpu, setup=TrainingSetup(gpus=2), baseline=baseline, base=table.told
-    )
-    check(found)
-    study = found.study
-    options = [saving for saving in study.memory.savings if saving.option.startswith("max_pixels")]
+    baseline = Baseline(effective_batch_size=8)
+    result = study_of(table, shape=shape, model=model, gpu="l4", gpus=2, baseline=baseline, base=table.told)
+    check(result)
+    found = result.study
+    options = [saving for saving in found.memory.savings if saving.option.startswith("max_pixels")]
     assert len(options) > 1, "several values"
     assert options[0].bytes > 0
     assert all(option.seconds and not option.lost for option in options)
-    assert study.recommendation.config["data"]["dataset_path"] == str(data)
-    assert sum(study.ledger.values()) == study.dataset.entries_read - study.dataset.samples
-    assert study.dataset.statistics["objects"]["mean"] > 1
-    assert "is a tiny model of" in study.recommendation.advice[0]
+    assert found.recommendation.config["data"]["dataset_path"] == str(data)
+    assert sum(found.ledger.values()) == found.dataset.entries_read - found.dataset.samples
+    assert found.dataset.statistics["objects"]["mean"] > 1
+    assert "is a tiny model of" in found.recommendation.advice[0]
 
 
 @pytest.mark.parametrize("gpu", ["h200", "v100-16"])
@@ -456,8 +452,8 @@ def test_what_a_mixture_does_not_use_is_said(tmp_path: Path) -> None:
     columns = {**texts(np.arange(100, 200)), "source": np.array(["a"] * 60 + ["b"] * 40)}
     mixture = {"a": {"repeats": None, "weight": 0.2}, "b": {"repeats": None, "weight": None}}
     table = write_table(tmp_path / "t", columns, mixture=mixture)
-    given = {"shape": TEXT, "model": "m", "gpu": find_gpu("a10"), "setup": TrainingSetup(), "lengths": [2048]}
-    advice = make_study(table, **given).recommendation.advice  # type: ignore[arg-type]
+    given = {"shape": TEXT, "model": "m", "gpu": "a10", "setup": TrainingSetup(), "lengths": [2048]}
+    advice = study_of(table, **given).study.recommendation.advice
     assert any("50 samples of 100 measured records and does not use 50 of them" in line for line in advice)
 
 

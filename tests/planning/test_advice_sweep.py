@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from made_tables import Columns, detection, films, texts, write_table
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.question import Question, packing_from
-from packtrain.planning.rows import read_rows
+from packtrain.planning.memory_report import heaviest_pack
+from packtrain.planning.question import Baseline, Question, packing_from, read_rows
 from packtrain.planning.study_values import Simulation
 from packtrain.planning.sweep import KEPT, default_lengths, pack_rows, simulate, step_shape, sweep
-from packtrain.planning.views import heaviest_pack
 
 
 def swept(question: Question, lengths: list[int], limits: list[dict[str, int]] | None = None) -> tuple[Simulation, ...]:

@@ -102,7 +102,7 @@ def measured(compiled: bool = False) -> list[Measurement]:
 
 def test_held_out_settings_are_predicted() -> None:
     seen = measured()
-    before = predict(seen, {"eager": Fit(time=default_coefficients(H200), memory=DEFAULT_COEFFICIENTS)}, H200)
+    before = predict(seen, {"eager": Fit(time=default_coefficients(), memory=DEFAULT_COEFFICIENTS)}, H200)
     assert max(abs(row.time_error) for row in before if row.held_out) > 0.15, "there is nothing to fit"
     assert max(abs(row.memory_error or 0) for row in before if row.held_out) > 0.08, "there is nothing to fit"
     after = [row for row in predict(seen, fit(seen, H200), H200) if row.held_out]
@@ -136,7 +136,7 @@ def test_modes_are_fitted_apart() -> None:
 def test_bandwidth_is_what_the_optimizer_reaches() -> None:
     assert fit(measured(), H200)["eager"].time.bandwidth_efficiency == pytest.approx(0.5)
     unknown = [replace(one, pass_seconds=0.0) for one in measured()]
-    assert fit(unknown, H200)["eager"].time.bandwidth_efficiency == default_coefficients(H200).bandwidth_efficiency
+    assert fit(unknown, H200)["eager"].time.bandwidth_efficiency == default_coefficients().bandwidth_efficiency
 
 
 def test_waiting_that_training_is_spared_is_told_apart() -> None:
@@ -219,7 +219,7 @@ def test_a_fit_of_an_earlier_form_is_made_anew(stored: Calibration) -> None:
 
 def test_a_mode_that_was_not_measured_has_defaults(stored: Calibration) -> None:
     assert coefficients_for(H200, compiled=True) == (
-        default_coefficients(H200, compiled=True),
+        default_coefficients(compiled=True),
         DEFAULT_COEFFICIENTS,
         (),
     )

@@ -16,8 +16,8 @@ from published import CONFIGS, QWEN3_VL_2B
 from packtrain.families import tiny
 from packtrain.modeling.load import build_model
 from packtrain.predicting.flops import Flops, forward_flops, training_flops, work_model
+from packtrain.predicting.memory_states import count
 from packtrain.predicting.shapes import read_shape, shape_from_config
-from packtrain.predicting.time import trained_parameters
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 PLAIN = TrainingSetup(gradient_checkpointing=False, vision_checkpointing=False)
@@ -156,7 +156,7 @@ def test_adapters_train_their_own_matrices_only(method: str, tmp_path: Path) -> 
     wrapped = peft.get_peft_model(case.model, config)
     case.model.enable_input_require_grads()  # as training with checkpointing does
     setup = replace(PLAIN, method=method, lora_rank=4)
-    assert trained_parameters(case.shape, setup) == sum(w.numel() for w in wrapped.parameters() if w.requires_grad)
+    assert count(case.shape, setup).trainable == sum(w.numel() for w in wrapped.parameters() if w.requires_grad)
     ours = training_flops(case.shape, setup, case.load)
     assert as_counted(ours) == pytest.approx(counted(case, backward=True), rel=1e-4)
     assert ours.adapters > 0

@@ -1,4 +1,4 @@
-"""Options change the estimate as they say, and the worst case is told with the right numbers."""
+"""Options change the estimate as they say."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import GIB
 from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.memory import MemoryCoefficients, estimate_memory
-from packtrain.predicting.options import Resource, Saving, WorstPack, explain_worst, reach, savings
+from packtrain.predicting.options import Saving, savings
 from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 
 # A encoder of tiles with pixel shuffle before a small decoder: 64 tokens and 1,024 patches per tile.
@@ -122,58 +121,3 @@ def test_sharding_saves_states_only() -> None:
     states = estimate_memory(SHAPE, setup, LOAD)
     limit = states.states + states.part("communication buffers").bytes
     assert all(one.bytes <= limit for one in table.values() if one.option == "sharding")
-
-
-TILE_LIMIT = Resource(
-    name="tiles",
-    worst_pack=63,
-    worst_pass=250,
-    setting="max_images_per_pack",
-    limit=306,
-    tokens_each=65,
-)
-
-
-def test_a_limit_that_tokens_reach_first_never_binds() -> None:
-    found = reach(TILE_LIMIT, packing_length=4096, packs_at_once=4)
-    assert found.product_of_limits == 1224
-    assert found.reachable == 250
-    assert not found.binding
-    assert found.sentence == "4,096 tokens hold at most 63 tiles of 65 tokens, so max_images_per_pack 306 never binds"
-
-
-@pytest.mark.parametrize(
-    ("changes", "binding", "words"),
-    [
-        ({"limit": 63}, True, "max_images_per_pack 63 binds"),
-        ({"limit": 63, "worst_pack": 60}, True, "max_images_per_pack 63 does not bind in this plan"),
-        ({"limit": 306, "tokens_each": None}, True, "does not bind in this plan"),
-        ({"limit": 64}, False, "never binds"),
-        ({"limit": None}, False, "no limit on tiles is set"),
-    ],
-)
-def test_what_is_said_of_a_limit(changes: dict[str, Any], binding: bool, words: str) -> None:
-    found = reach(replace(TILE_LIMIT, **changes), packing_length=4096)
-    assert found.binding is binding
-    assert words in found.sentence
-
-
-def test_the_worst_case_in_sentences() -> None:
-    patches = Resource(name="patches", worst_pack=64_512, worst_pass=900, multiplied=306 * 1024)
-    pack = WorstPack(number=7, tokens=4095, patches=64_512, images=9, samples=("a", "b", "c", "d", "e"))
-    said = explain_worst(pack, (TILE_LIMIT, patches), packing_length=4096, packs_at_once=4)
-    assert said == (
-        "Pack 7 needs the most memory: 4,095 of 4,096 tokens, 64,512 patches and 9 images from 5 samples "
-        "(a, b, c and 2 more).",
-        "A micro-batch of 4 packs has at most 250 tiles; the product of the limits is 1,224; 4,096 tokens hold at "
-        "most 63 tiles of 65 tokens, so max_images_per_pack 306 never binds.",
-        "A micro-batch of 4 packs has at most 900 patches; the product of the limits is 1,253,376; no limit on "
-        "patches is set.",
-    )
-    alone = replace(pack, samples=("a",))
-    assert "from 1 sample (a)." in explain_worst(alone, (), packing_length=4096)[0]
-
-
-def test_tokens_of_a_resource_are_positive() -> None:
-    with pytest.raises(ConfigError, match="tiles"):
-        replace(TILE_LIMIT, tokens_each=0)

@@ -9,7 +9,8 @@ from published import CONFIGS, QWEN3_VL_2B
 
 from packtrain.core.errors import ConfigError
 from packtrain.predicting.flops import forward_flops, training_flops
-from packtrain.predicting.gpus import CATALOGUE, find_gpu
+from packtrain.predicting.gpus import CATALOGUE, Gpu, find_gpu
+from packtrain.predicting.memory_states import count
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.time import (
     Coefficients,
@@ -17,8 +18,6 @@ from packtrain.predicting.time import (
     behind_launches,
     launch_seconds,
     step_time,
-    tokens_per_second,
-    trained_parameters,
     waiting_seconds,
     work_seconds,
 )
@@ -29,6 +28,15 @@ H200 = find_gpu("h200")
 MEMORY = H200.bandwidth * Coefficients().bandwidth_efficiency  # bytes per second
 CHECKPOINTED = TrainingSetup(optimizer="sgd", master_weights=False, loss_chunk=2048)  # as it was measured
 PLAIN = replace(CHECKPOINTED, gradient_checkpointing=False, vision_checkpointing=False)
+
+
+def trainable(shape: ModelShape, setup: TrainingSetup) -> int:
+    return count(shape, setup).trainable
+
+
+def speed(shape: ModelShape, setup: TrainingSetup, load: Load, gpu: Gpu = H200) -> float:
+    """Tokens per second of all GPUs."""
+    return setup.gpus * load.tokens / step_time(shape, setup, load, gpu).seconds
 
 
 def mix(tokens: int, square: float = 3_000, patches: float = 1.05, patch_square: float = 1_510) -> Load:
@@ -57,7 +65,6 @@ def test_throughput_measured_on_an_h200_before_it_was_calibrated(
 ) -> None:
     step = step_time(SHAPE, setup, load, H200, Coefficients())
     assert step == step_time(SHAPE, setup, load, H200)
-    assert tokens_per_second(SHAPE, setup, load, H200) == load.tokens / step.seconds
     waited = waiting_seconds(SHAPE, setup, load, Coefficients())  # sizes of images were on the GPU then
     assert load.tokens / (step.seconds + waited) == pytest.approx(measured, rel=0.04)
 
@@ -77,7 +84,7 @@ def test_more_tokens_take_longer_and_fill_the_gpu_better(name: str) -> None:
     seconds = [step_time(shape, PLAIN, load, H200).seconds for load in loads]
     assert seconds == sorted(seconds)
     assert len(set(seconds)) == len(seconds)
-    speeds = [tokens_per_second(shape, PLAIN, load, H200) for load in loads]
+    speeds = [speed(shape, PLAIN, load) for load in loads]
     assert speeds == sorted(speeds)
 
 
@@ -88,7 +95,7 @@ def test_more_gpus_compute_no_faster_per_pass_but_add_up() -> None:
     assert together.compute == alone.compute
     assert alone.communication == 0
     assert together.seconds >= alone.seconds
-    faster = tokens_per_second(SHAPE, eight, load, H200) / tokens_per_second(SHAPE, one, load, H200)
+    faster = speed(SHAPE, eight, load) / speed(SHAPE, one, load)
     assert 4 < faster <= 8
 
 
@@ -144,7 +151,7 @@ def test_a_frozen_encoder_and_adapters_are_cheaper() -> None:
 
 def test_adapters_in_half_precision_multiply_and_move_less() -> None:
     setup = replace(PLAIN, method="lora", train_vision=False, train_projector=False, optimizer="adamw")
-    load, adapters = mix(8_192), trained_parameters(SHAPE, setup)
+    load, adapters = mix(8_192), trainable(SHAPE, setup)
     wide, half = (step_time(SHAPE, replace(setup, master_weights=masters), load, H200) for masters in (False, True))
     products = 14 * training_flops(SHAPE, setup, load).adapters / (Coefficients().matmul_efficiency * H200.bf16_flops)
     assert wide.compute - half.compute == pytest.approx(products)
@@ -256,13 +263,13 @@ def test_all_logits_move_more_than_supervised_ones() -> None:
     assert whole.compute > chunked.compute
 
 
-def test_trained_parameters() -> None:
+def test_trainable_parameters() -> None:
     counts = SHAPE.parameters
-    assert trained_parameters(SHAPE, PLAIN) == counts.total
-    assert trained_parameters(SHAPE, replace(PLAIN, train_vision=False)) == counts.total - counts.vision
+    assert trainable(SHAPE, PLAIN) == counts.total
+    assert trainable(SHAPE, replace(PLAIN, train_vision=False)) == counts.total - counts.vision
     adapters = replace(PLAIN, method="lora", lora_rank=8, train_vision=False, train_projector=False)
     per_layer = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)
-    assert trained_parameters(SHAPE, adapters) == 28 * 8 * per_layer
+    assert trainable(SHAPE, adapters) == 28 * 8 * per_layer
 
 
 @pytest.mark.parametrize("setup", [PLAIN, CHECKPOINTED, replace(PLAIN, train_vision=False, chunked_loss=False)])
@@ -278,7 +285,7 @@ def test_seconds_per_pack_are_those_of_the_step_without_optimizer(setup: Trainin
     )
     step = step_time(SHAPE, setup, load, H200)
     predicted = behind_launches(predicted, launch_seconds(SHAPE, setup, load, Coefficients()))
-    gradients = 3 * 3 * 2 * trained_parameters(SHAPE, setup) / MEMORY  # added up, clipped, and the optimizer
+    gradients = 3 * 3 * 2 * trainable(SHAPE, setup) / MEMORY  # added up, clipped, and the optimizer
     assert model.unit == "seconds"
     assert predicted == pytest.approx(step.seconds - gradients, rel=1e-6)
 
@@ -292,7 +299,7 @@ def test_every_gpu_gives_a_finite_time(name: str) -> None:
 
 def test_faster_gpus_are_faster() -> None:
     order = ("t4", "a10", "a100-80", "h100", "h200", "b200")
-    speeds = [tokens_per_second(SHAPE, PLAIN, mix(8_192), find_gpu(name)) for name in order]
+    speeds = [speed(SHAPE, PLAIN, mix(8_192), find_gpu(name)) for name in order]
     assert speeds == sorted(speeds)
 
 

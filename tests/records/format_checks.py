@@ -13,10 +13,11 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.hf_dataset import in_files
+from packtrain.records.formats.source_files import Format
 from packtrain.records.formats.tar_shards import MEDIA_TOO_LARGE
 from packtrain.records.open import loses_more
 from packtrain.records.shards.decompression import file_blocks, file_compression
-from packtrain.records.source import Entry, Format, SourceSpec, Unit, open_format
+from packtrain.records.source import Entry, SourceSpec, Unit, open_format
 
 
 def source(path: object, format: str, **settings: Any) -> SourceSpec:

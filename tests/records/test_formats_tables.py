@@ -83,10 +83,8 @@ def test_units_may_be_read_in_any_order(tmp_path: Path) -> None:
 def test_reading_in_order_decodes_a_row_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = source(write_parquet(tmp_path / "a.parquet", 2000, 2000), "parquet")
     entered: list[int] = []
-    enter = tables._ParquetCursor._enter
-    monkeypatch.setattr(
-        tables._ParquetCursor, "_enter", lambda self, group: (entered.append(group), enter(self, group))
-    )
+    enter = tables.ParquetCursor._enter
+    monkeypatch.setattr(tables.ParquetCursor, "_enter", lambda self, group: (entered.append(group), enter(self, group)))
     made = reader("parquet", rows_per_unit=64)
     assert sum(1 for unit in made.units(spec) for _ in made.read(spec, unit)) == 2000
     assert entered.count(0) == 1

@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 from study_parts import GIB, Made, columns_like_lvis, make
 
+from packtrain.planning.question import Baseline
 from packtrain.planning.study_values import Reason
 from packtrain.predicting.memory import MemoryEstimate
 from packtrain.predicting.options import Saving
+from packtrain.predicting.values import TrainingSetup
 from packtrain.reports.samples import NUMBERS
 
 HOSTILE = (
@@ -70,8 +72,6 @@ def hostile() -> Made:
         study,
         costs=f"/data/{bad}/{HOSTILE[8]}",
         model=HOSTILE[1],
-        setup={**study.setup, bad: bad},
-        baseline={**study.baseline, "group_by_length": HOSTILE[5]},
         recommendation=recommendation,
         memory=memory,
         ledger={**study.ledger, bad: 3, HOSTILE[6]: 2},
@@ -128,7 +128,7 @@ def single() -> Made:
         picture=(),
         ledger={},
         notes=(),
-        setup={},
-        baseline={},
+        setup=TrainingSetup(),
+        baseline=Baseline(),
     )
     return Made(study=small, samples=made.samples)

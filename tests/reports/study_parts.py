@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from packtrain.measuring.statistics import describe
+from packtrain.packing.schedule import BalanceLine, Evenness
+from packtrain.planning.question import Baseline
 from packtrain.planning.study_values import (
     Alternative,
-    BalanceRow,
     Beside,
     Combination,
     DatasetStats,
@@ -30,7 +31,7 @@ from packtrain.planning.study_values import (
 from packtrain.predicting.host import HostNeeds
 from packtrain.predicting.memory import MemoryEstimate, Part
 from packtrain.predicting.options import Saving
-from packtrain.predicting.values import Load
+from packtrain.predicting.values import Load, TrainingSetup
 from packtrain.reports.samples import NUMBERS, SampleChunk, SampleChunks
 
 GIB = 1 << 30
@@ -101,19 +102,8 @@ def make(columns: Mapping[str, np.ndarray], sources: Sequence[str]) -> Made:
         gpu="h100",
         gpus=4,
         epochs=2,
-        setup={
-            "method": "full",
-            "sharding": "ddp",
-            "gradient_checkpointing": True,
-            "lora_rank": 16,
-            "attention": "varlen",
-        },
-        baseline={
-            "per_device_batch_size": 2,
-            "gradient_accumulation_steps": 16,
-            "samples_per_step": 128,
-            "learning_rate": 1e-5,
-        },
+        setup=TrainingSetup(gpus=4),
+        baseline=Baseline(gradient_accumulation_steps=16, effective_batch_size=128, learning_rate=1e-5),
         dataset=_dataset(columns, names),
         padded=_padded(tokens, chosen),
         gain=GAIN,
@@ -121,15 +111,13 @@ def make(columns: Mapping[str, np.ndarray], sources: Sequence[str]) -> Made:
         recommendation=_recommendation(chosen, tokens),
         memory=_memory(chosen, [ids[at] for at in np.flatnonzero(packs == 0)]),
         balance=tuple(
-            BalanceRow(
+            BalanceLine(
                 ranks=ranks,
                 packs_per_step=max(ranks, 10),
-                random=1.06 + ranks / 2000,
-                sorted=1.008 + ranks / 20000,
-                strict=1.002,
-                spread_random=41.3,
-                spread_sorted=41.3,
-                spread_strict=388.2,
+                steps=100,
+                random=Evenness(slowest=1.06 + ranks / 2000, length_spread=41.3, samples_spread=2.1),
+                sorted=Evenness(slowest=1.008 + ranks / 20000, length_spread=41.3, samples_spread=2.1),
+                strict=Evenness(slowest=1.002, length_spread=388.2, samples_spread=30.5),
             )
             for ranks in (8, 64, 512)
         ),

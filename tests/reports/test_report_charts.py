@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pages import Page
 
 from packtrain.core.numbers import FORMATS, percent
-from packtrain.planning.study_values import BalanceRow, Histogram
+from packtrain.packing.schedule import BalanceLine, Evenness
+from packtrain.planning.study_values import Histogram
 from packtrain.reports.charts import (
     BarSpan,
     Line,
@@ -124,9 +125,8 @@ def test_one_point_is_drawn() -> None:
 
 
 def test_perfect_balance_is_drawn() -> None:
-    row = BalanceRow(
-        ranks=8, packs_per_step=8, random=1.0, sorted=1.0, strict=1.0, spread_random=0, spread_sorted=0, spread_strict=0
-    )
+    even = Evenness(slowest=1.0, length_spread=0, samples_spread=0)
+    row = BalanceLine(ranks=8, packs_per_step=8, steps=1, random=even, sorted=even, strict=even)
     page = Page(str(balance_chart([row])))
     assert len(page.all("rect")) == 3
     assert all(re.fullmatch(r"[\d.]+%", rect.attributes["width"]) for rect in page.all("rect"))

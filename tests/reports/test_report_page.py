@@ -15,7 +15,7 @@ from pages import Page, read_page
 from rich.console import Console
 from study_parts import Made
 
-from packtrain.cli.show.plan import _sweep_table
+from packtrain.cli.plan import _sweep_table
 from packtrain.planning.study_values import Group, PicturePack, PictureSample
 from packtrain.reports.figures import _subtitle
 from packtrain.reports.html import embedded
@@ -177,7 +177,7 @@ def test_a_number_that_all_samples_have_alike_is_not_drawn() -> None:
 
 def test_where_packing_is_not_recommended_no_length_is_called_so(lvis: Written) -> None:
     screen = Console(width=160, record=True, file=StringIO())
-    study = replace(lvis[0].study, setup={"compiled": True})
+    study = replace(lvis[0].study, setup=replace(lvis[0].study.setup, compiled=True))
     padded = replace(study, recommendation=replace(study.recommendation, packing=False))
     texts = []
     for one in (study, padded):

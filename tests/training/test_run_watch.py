@@ -19,7 +19,7 @@ from packtrain.training.callbacks import RunWatch
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.meter import StepMeter
 from packtrain.training.progress import TrainingProgress
-from packtrain.verifying.verdict import Finding, Verdict
+from packtrain.verifying.check_result import Finding, Verdict
 
 pytestmark = pytest.mark.contract
 

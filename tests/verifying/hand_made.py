@@ -8,7 +8,7 @@ import torch
 
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.delivery.encode.synthetic_samples import made_sample
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
 
 LENGTHS = (23, 40, 17, 31)
 

@@ -22,11 +22,10 @@ from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.load import build_model
 from packtrain.training.loss import InChunks, loss_on
-from packtrain.verifying.comparison_passes import Collate
-from packtrain.verifying.long_rows import long_rows
+from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.compare import Collate
 from packtrain.verifying.quick import RowRoom, Training, quick_check
-from packtrain.verifying.verdict import Verdict
-from packtrain.verifying.verification import verify_model
+from packtrain.verifying.verification import long_rows, verify_model
 
 Rows = dict[str, Any]
 BF16 = torch.bfloat16

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 import packtrain.app.verify as app_verify
 from packtrain.app.verify import verify
-from packtrain.cli.show.verify import show_verdict
+from packtrain.cli.terminal import Terminal
+from packtrain.cli.verify import show_verdict
 from packtrain.families import tiny
 from packtrain.modeling.load import build_model
 from packtrain.verifying import isolate, user_data
-from packtrain.verifying.verdict import Finding, Verdict
+from packtrain.verifying.check_result import Finding, Verdict
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -247,7 +247,7 @@ def test_the_next_command_names_the_data() -> None:
         "samples": ("a",),
     }
     out = io.StringIO()
-    show_verdict(Verdict(**about, tokens=9, findings=(finding,)), Console(file=out, width=160), "my data.jsonl")
+    show_verdict(Verdict(**about, tokens=9, findings=(finding,)), Terminal(file=out, width=160), "my data.jsonl")
     assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
 
 
@@ -264,7 +264,7 @@ def test_names_from_data_steer_no_terminal() -> None:
         findings=(finding,),
     )
     out = io.StringIO()
-    show_verdict(verdict, Console(file=out, width=160))
+    show_verdict(verdict, Terminal(file=out, width=160))
     assert "one" in out.getvalue()
     assert all(char.isprintable() or char == "\n" for char in out.getvalue())
     assert len(out.getvalue()) < 4_000

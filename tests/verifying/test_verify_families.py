@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from packtrain.app.verify import shaped_folder
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encoded_sample import IMAGE, TEXT, VIDEO
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.load import build_model
-from packtrain.verifying.tiny_shapes import shaped_folder
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
 from packtrain.verifying.verification import verify_model
 
 PROVED = tuple(family for family in tiny.tiny_families() if family != "nanovlm")

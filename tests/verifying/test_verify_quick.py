@@ -17,10 +17,17 @@ from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.load import build_model
 from packtrain.training.loss import InChunks, loss_on
-from packtrain.verifying.checked_samples import MOST_SAMPLES, MOST_TOKENS, RowRoom, short_samples
-from packtrain.verifying.long_rows import long_enough
-from packtrain.verifying.quick import FORWARDS, WITH_LOSS, Training, quick_check
-from packtrain.verifying.verification import verify_model
+from packtrain.verifying.quick import (
+    FORWARDS,
+    MOST_SAMPLES,
+    MOST_TOKENS,
+    WITH_LOSS,
+    RowRoom,
+    Training,
+    quick_check,
+    short_samples,
+)
+from packtrain.verifying.verification import long_enough, verify_model
 
 VOCABULARY = 200
 

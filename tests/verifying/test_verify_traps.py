@@ -16,9 +16,9 @@ from packtrain.delivery.collate.packed import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow
 from packtrain.families.family import BatchContract
 from packtrain.modeling.load import build_model
-from packtrain.verifying.comparison_passes import Collate
-from packtrain.verifying.modes import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.compare import Collate
+from packtrain.verifying.model_states import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode
 from packtrain.verifying.verification import verify_model
 
 Batch = dict[str, Any]

@@ -11,9 +11,11 @@ from pathlib import Path
 import yaml
 
 from packtrain.app.train.resolve import resolve_run
+from packtrain.config.config_files import config_files
 from packtrain.config.data_options import section_defaults
-from packtrain.config.run_config import Reading, RunConfig, config_files
-from packtrain.config.section import Section
+from packtrain.config.keys import Section
+from packtrain.config.reading import Reading
+from packtrain.config.run_config import RunConfig, run_config
 from packtrain.config.sections import SECTIONS
 from packtrain.config.steps import counted_in_packs_by
 from packtrain.config.systems import systems_of
@@ -68,7 +70,7 @@ def convert(path: str | Path) -> Converted:
     reading.problems.clear()
     reading.mixture, problems = _as_items(reading)
     refused += [*problems, *_wrong_values(reading)]
-    config = reading.finished(str(path))
+    config = run_config(reading, str(path))
     if reading.mixture:
         config = replace(config, data=replace(config.data, dataset_path="datasets.yaml"))
     read_as, no_effect = tuple(reading.read_as()), dict(reading.unused)

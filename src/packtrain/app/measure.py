@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from packtrain.app.cache.made import made_of
+from packtrain.app.reuse import reusable_folder
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
@@ -30,7 +30,7 @@ from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
 from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.work import FAMILY_RULE, Task
-from packtrain.packing.draw import check_weights
+from packtrain.packing.source_repeats import check_weights
 from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 
@@ -58,7 +58,7 @@ def measure_outcome(
     """
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
     request = request_of(config, streaming=streaming)
-    known = made_of("measure", digest(config.measured_by()), config.cache_root, of=config.dataset_path)
+    known = reusable_folder("measure", digest(config.measured_by()), config.cache_root, dataset=config.dataset_path)
     request = tokenized_request(request)
     family = load_rule(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
@@ -83,7 +83,7 @@ def measure_outcome(
         outcome = measured(folder, again=out is not None)
         known.remember(folder)
     else:
-        outcome = known.opened(lambda folder, again: measured(folder, again=again))
+        outcome = known.open(lambda folder, again: measured(folder, again=again))
     processor = request.settings()
     splits = split_notes(request.specs)
     unused = unused_note("template_date", config.template_date, processor.templates)

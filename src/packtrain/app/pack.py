@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from packtrain.app.cache.made import made_of
+from packtrain.app.reuse import reusable_folder
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
@@ -14,10 +14,10 @@ from packtrain.delivery.encode.model_config import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.own import packer_source
 from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import PackProgress, build_plan
+from packtrain.packing.user_packer import packer_source
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
@@ -57,7 +57,7 @@ def pack_outcome(
     work, work_from = work_of(table)
     mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
     of = table.told.get("data", {}).get("dataset_path")
-    known = made_of("plans", _name(table, config, work), cache or cache_dir(), of=of, mode=mode)
+    known = reusable_folder("plans", _name(table, config, work), cache or cache_dir(), dataset=of, mode=mode)
 
     def packed(folder: Path | None, again: bool) -> PackOutcome:
         if folder is not None and (folder / PLAN).exists():
@@ -69,7 +69,7 @@ def pack_outcome(
 
     notes = _notes(table)
     if out is None:
-        return known.opened(packed) if cache is not None else packed(None, again=True)
+        return known.open(packed) if cache is not None else packed(None, again=True)
     folder = Path(out)
     if folder.resolve() == Path.cwd() and not (folder / PLAN).exists():
         # It is replaced by the finished plan: a shell whose working directory it is would lose it.

@@ -15,9 +15,16 @@ from packtrain.config.data_options import data_seed, section_defaults
 from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.sections import DataSection
-from packtrain.config.setup import ATTENTION, compiles, sharding_notes, training_setup
+from packtrain.config.setup import (
+    ATTENTION,
+    compiles,
+    own_limits,
+    sharding_notes,
+    training_setup,
+    unknown_limits,
+    without_limits,
+)
 from packtrain.config.steps import in_packs, said_samples, step_size
-from packtrain.config.tile_check import own_limits, unknown_limits, without_limits
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
@@ -27,11 +34,11 @@ from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
-from packtrain.packing.overlong import fit_pieces
+from packtrain.packing.cutting import fit_pieces
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import samples_of
-from packtrain.planning.baseline import Baseline
+from packtrain.planning.question import Baseline, Question, packing_from, read_rows
 from packtrain.planning.study import StudyProgress, study_outcome
 from packtrain.planning.study_values import Study
 from packtrain.predicting.calibration import Fit, coefficients_for
@@ -108,25 +115,23 @@ def plan(
     padded = Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)})
     time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
     padded_time, padded_memory, _ = coefficients_for(known, compiled=padded.compiled)
-    outcome = study_outcome(
-        table,
+    packing = packing_from(_packing(run), seed=run.training.seed or 0 if seed is None else seed)
+    question = Question(
+        rows=read_rows(table, packing.seed),
         shape=shape,
         model=name,
         gpu=known,
         setup=planned,
+        baseline=padded,
+        packing=packing,
         time=time,
         memory=memory,
         padded_fit=Fit(time=padded_time, memory=padded_memory),
-        baseline=padded,
-        lengths=lengths,
-        limits=_limit_sets(limits or {}),
-        seed=run.training.seed or 0 if seed is None else seed,
-        packing=_packing(run),
-        own=own,
+        configured=own,
         base=_base(run, seed),
         missing=frozenset(package for package in ("deepspeed", "bitsandbytes") if find_spec(package) is None),
-        progress=progress,
     )
+    outcome = study_outcome(table, question, lengths=lengths, limits=_limit_sets(limits or {}), progress=progress)
     study = replace(outcome.study, recommendation=replace(outcome.study.recommendation, warning=warning))
     files = write_study(study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
     notes = (

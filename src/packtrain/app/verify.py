@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packtrain.core.artifacts import made_once
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
@@ -16,7 +19,6 @@ from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
-from packtrain.verifying.tiny_shapes import SHAPES, shaped_folder
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +27,19 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import EncodedSample
     from packtrain.families.family import BatchContract
     from packtrain.records.source import SourceSpec
-    from packtrain.verifying.verdict import Priced, Verdict
+    from packtrain.verifying.check_result import Priced, Verdict
 
+
+# How much wider than tiny: heads of 16 become heads of 64 or 128, a width of 64 becomes 256 or 512.
+SHAPES: Mapping[str, int] = {"tiny": 1, "small": 4, "medium": 8}
+_WIDTHS = frozenset(
+    (
+        *("hidden_size", "intermediate_size", "head_dim", "embed_dim", "out_hidden_size"),
+        *("mrope_section", "query_pre_attn_scalar"),
+    )
+)
+# A matrix with four times as many columns needs entries half as large for sums of the same size.
+_SPREAD = "initializer_range"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEVICES = ("cpu", "cuda")
 _MULTIPLE = 64  # rows are filled up to it, so that padding is checked as well
@@ -64,8 +77,7 @@ def verify(
     from packtrain.delivery.collate.packed import PackCollator
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
-    from packtrain.verifying.long_rows import long_rows, unreached
-    from packtrain.verifying.verification import verify_model
+    from packtrain.verifying.verification import long_rows, unreached, verify_model
 
     request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
     request = replace(request, plugins=plugins_for(plugins, request.settings().model_type))
@@ -111,8 +123,8 @@ def _samples(
     request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
 ) -> tuple[list[Priced], EncodedSample]:
     """What is packed, and the longest sample: of the user's data, or synthetic."""
-    from packtrain.verifying.long_rows import long_enough
     from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
+    from packtrain.verifying.verification import long_enough
 
     if request.specs:
         from packtrain.verifying.user_data import (
@@ -214,3 +226,35 @@ def _patch_size(model: Any) -> int:
     """Side of a patch of the vision encoder; 0 where there is none."""
     side = getattr(getattr(model.config, "vision_config", None), "patch_size", 0)
     return int(side[0] if isinstance(side, (list, tuple)) else side)
+
+
+def widened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """A tiny model's config with every width multiplied; depth, vocabulary and vision geometry stay.
+
+    >>> widened({"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": {"mrope_section": [2, 3, 3]}}, 4)
+    {'hidden_size': 256, 'num_attention_heads': 4, 'rope_parameters': {'mrope_section': [8, 12, 12]}}
+    """
+    wide: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            wide[key] = widened(value, times)
+        elif key in _WIDTHS:
+            wide[key] = [times * one for one in value] if isinstance(value, list) else times * value
+        elif key == _SPREAD:
+            wide[key] = value / times**0.5
+        else:
+            wide[key] = value
+    return wide
+
+
+def shaped_folder(tiny: Path, shape: str) -> Path:
+    """The folder of a tiny model made wider, beside it; made at most once."""
+    folder = tiny.with_name(f"{tiny.name}-{shape}") if SHAPES[shape] > 1 else tiny
+
+    def write(fresh: Path) -> None:
+        shutil.copytree(tiny, fresh, dirs_exist_ok=True)
+        config = json.loads((tiny / "config.json").read_bytes())
+        text = json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n"
+        (fresh / "config.json").write_text(text, encoding="utf-8")
+
+    return made_once(folder, write)

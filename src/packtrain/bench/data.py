@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.app.datasets.build import MultiModalDataset
+from packtrain.app.datasets import MultiModalDataset
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted

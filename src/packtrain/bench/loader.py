@@ -169,7 +169,7 @@ def _first_batch_of(case: Start) -> dict[str, Any]:
 
 def first_batch(config: DatasetConfig, access: Access, share: float, launched: float) -> dict[str, Any]:
     """In a new process: seconds since it was launched, step by step, and which pack came first."""
-    from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+    from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 
     _load_libraries()
     imported = time.time()
@@ -255,7 +255,7 @@ def deliver(data: LongData, steps: int, workers: int) -> list[dict[str, int]]:
     """Memory after some of the steps; batches are let go, as training lets go of them."""
     import torch
 
-    from packtrain.app.datasets.build import MultiModalDataset
+    from packtrain.app.datasets import MultiModalDataset
 
     torch.set_num_threads(1)
     dataset = MultiModalDataset(data.config)

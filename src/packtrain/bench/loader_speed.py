@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 from packtrain.config.dataset_config import DatasetConfig
 
 ROUNDS = 3

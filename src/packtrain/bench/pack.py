@@ -20,13 +20,20 @@ from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
 from packtrain.families.registry import known_config
 from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
-from packtrain.packing.balance import balance_table
 from packtrain.packing.greedy import first_fit
-from packtrain.packing.pack_plan import ENTRY_SCHEMA, PACK_SCHEMA, PACKER_VERSION, EpochPacks, PackPlan
+from packtrain.packing.multi_resource_kernels import best_fit_by_sum
+from packtrain.packing.pack_plan import (
+    ENTRY_SCHEMA,
+    PACK_SCHEMA,
+    PACKER_VERSION,
+    EpochCounts,
+    EpochPacks,
+    PackPlan,
+    PlanSummary,
+)
 from packtrain.packing.packing_config import PackingConfig
-from packtrain.packing.plan_summary import EpochCounts, PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
-from packtrain.packing.several_kernels import best_fit_by_sum
+from packtrain.packing.schedule import balance_table
 from packtrain.packing.windows import LARGEST_WINDOW, pack_windows
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import shape_from_config

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from packtrain.cli.common import Json, numbers, output, print_json, progress_console
+from packtrain.cli.common import Json, numbers, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
+from packtrain.cli.terminal import errors, output
 from packtrain.core.errors import ConfigError
 
 
@@ -63,7 +64,7 @@ def pack(
     from packtrain.bench.pack import bench_pack
     from packtrain.bench.tables import show_pack
 
-    with interruptible(), progress_console().status("warming up") as status:
+    with interruptible(), errors.status("warming up") as status:
         result = bench_pack(
             lengths,
             numbers("--capacities", capacities),
@@ -111,7 +112,7 @@ def loader(
     usual = (16, 100_000, 300) if quick else (64, 1_000_000, 2_000)
     given = (samples, rows, steps)
     sizes = [own if one is None else one for one, own in zip(given, usual, strict=True)]
-    with interruptible(STARTS_OVER), progress_console().status("making data") as status:
+    with interruptible(STARTS_OVER), errors.status("making data") as status:
         result = bench_loader(
             samples=sizes[0],
             rows=sizes[1],
@@ -165,7 +166,7 @@ def train(
     if tokens is not None:
         settings = replace(settings, tokens=tokens)
     words = [word.strip() for word in rows.split(";") if word.strip()]
-    with interruptible(STARTS_OVER), progress_console().status("starting") as status:
+    with interruptible(STARTS_OVER), errors.status("starting") as status:
         result = bench_train(
             model=name,
             only=words,

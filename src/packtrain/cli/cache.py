@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import Json, errors, output, print_json
+from packtrain.cli.common import Json, print_json
+from packtrain.cli.terminal import Terminal, errors, output, table
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import counted, shown
+
+if TYPE_CHECKING:
+    from packtrain.app.cache import Cached
+
+_ABOUT = 160  # characters of what an entry is about that are shown
 
 Root = Annotated[
     Path | None, typer.Option("--cache-dir", help="The cache folder. Default: $PACKTRAIN_CACHE or the user's.")
@@ -24,8 +32,7 @@ Kinds = Annotated[
 
 def ls(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """List the cache: size, dataset and model, last use, and whether an entry is stale and why."""
-    from packtrain.app.cache.cached import list_cache
-    from packtrain.cli.show.cache import cache_json, show_cache
+    from packtrain.app.cache import list_cache
 
     root = _root(cache_dir)
     entries = list_cache(root, kind or ())
@@ -53,9 +60,9 @@ def clear(
 
     Example: packtrain cache clear --kind plans --older-than 30
     """
-    from packtrain.app.cache.cached import KEPT, KINDS, clear_cache, list_cache
-    from packtrain.app.cache.cached import older_than as unused_for
-    from packtrain.cli.show.cache import cache_json, considered, show_cache, size_of
+    from packtrain.app.cache import KEPT, clear_cache, list_cache
+    from packtrain.app.cache import older_than as unused_for
+    from packtrain.app.cache_kinds import KINDS
 
     if not (kind or stale or everything or older_than is not None):
         raise ConfigError(
@@ -69,10 +76,10 @@ def clear(
     if older_than is not None:
         entries = unused_for(entries, older_than)
     if not as_json:
-        output.print(considered(found), soft_wrap=True)
+        output.print(considered(found))
     if not entries and not as_json:
         what = "nothing stale" if stale else "nothing of these" if kind or older_than is not None else "nothing"
-        output.print(f"{what} in the cache {escape(str(root))}; nothing removed", soft_wrap=True)
+        output.print(f"{what} in the cache {escape(str(root))}; nothing removed")
         return
     if not as_json:
         show_cache(entries, root, output)
@@ -88,8 +95,7 @@ def clear(
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
     """Check the cache: read every entry and verify its checksums and counts. Exit code 1: an entry is broken."""
-    from packtrain.app.cache.cached import verify_cache
-    from packtrain.cli.show.cache import cache_json, show_cache
+    from packtrain.app.cache import verify_cache
 
     root = _root(cache_dir)
     with errors.status("reading") as status:
@@ -114,3 +120,86 @@ def _root(given: Path | None) -> Path:
     if root.exists() and not root.is_dir():
         raise ConfigError("--cache-dir", got=f"{root}, which is a file", expected="a folder")
     return root
+
+
+def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, verified: bool = False) -> None:
+    """The entries of the cache, and which of them are stale."""
+    if not entries:
+        console.print(f"empty cache: {escape(str(root))}")
+        return
+    from packtrain.app.cache_kinds import KINDS
+
+    state = "intact" if verified else "state"
+    listed = table(escape(str(root)), ("kind", "name", "size", "used", "of", state), ("kind", "name", "of", state))
+    name = listed.columns[1]
+    name.no_wrap, name.overflow, name.max_width = True, "ellipsis", 14
+    for entry in entries:
+        listed.add_row(
+            entry.kind,
+            escape(entry.path.name),
+            size_of(entry.bytes),
+            _ago(entry.days),
+            escape(shown(entry.about, _ABOUT)),
+            _state(entry, verified=verified),
+        )
+    console.print(listed)
+    for kind in KINDS:
+        found = [entry for entry in entries if entry.kind == kind]
+        if found:
+            total = size_of(sum(entry.bytes for entry in found))
+            console.print(f"{kind}: {total} in {len(found)} ({KINDS[kind].what})", highlight=False)
+    stale = [entry for entry in entries if entry.stale]
+    if stale and not verified:
+        console.print(f"next: packtrain cache clear --stale removes {len(stale)} stale entries")
+
+
+def considered(entries: Sequence[Cached]) -> str:
+    """What `clear` selects from."""
+    kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries)) or "none"
+    return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out is kept"
+
+
+def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:
+    """The cache for machines."""
+    return {
+        "root": str(root),
+        "bytes": sum(entry.bytes for entry in entries),
+        "entries": [
+            {
+                "kind": entry.kind,
+                "path": str(entry.path),
+                "bytes": entry.bytes,
+                "days": round(entry.days, 3),
+                "about": entry.about,
+                "stale": list(entry.stale),
+                "faults": list(entry.faults),
+            }
+            for entry in entries
+        ],
+    }
+
+
+def size_of(number: int) -> str:
+    """Bytes for people.
+
+    >>> size_of(512), size_of(3 << 20)
+    ('512 B', '3.0 MiB')
+    """
+    size, unit = float(number), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _ago(days: float) -> str:
+    if days < 1 / 24:
+        return "now"
+    return f"{days * 24:.0f} h ago" if days < 2 else f"{days:.0f} d ago"
+
+
+def _state(entry: Cached, *, verified: bool) -> str:
+    if verified:
+        return f"[bold red]{escape(shown('; '.join(entry.faults), _ABOUT))}[/]" if entry.faults else "yes"
+    return f"[yellow]stale[/]: {escape(shown('; '.join(entry.stale), _ABOUT))}" if entry.stale else "current"

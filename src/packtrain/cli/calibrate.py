@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from packtrain.cli.common import Json, output, print_json, progress_console
+from packtrain.cli.common import Json, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
+from packtrain.cli.terminal import Bar, Terminal, output, table
+from packtrain.core.numbers import GIB, shown
+
+if TYPE_CHECKING:
+    from packtrain.app.calibrate import CalibrationOutcome
+    from packtrain.predicting.calibration import Predicted
+
+_COLUMNS = ("setting", "", "step s", "predicted", "off", "GiB", "predicted", "off", "reserved", "context")
 
 
 def calibrate(
@@ -50,12 +59,10 @@ def calibrate(
 
     Example: packtrain calibrate --again calibration.json
     """
-    from packtrain.app.calibration.calibrate import calibrate as measure
-    from packtrain.app.calibration.calibrate import refit
-    from packtrain.cli.show.bars import Bar
-    from packtrain.cli.show.calibrate import markdown, show_calibration
+    from packtrain.app.calibrate import calibrate as measure
+    from packtrain.app.calibrate import refit
 
-    with interruptible(STARTS_OVER), Bar("calibrating", progress_console(), quiet=as_json) as bar:
+    with interruptible(STARTS_OVER), Bar("calibrating", quiet=as_json) as bar:
         if again is not None:
             outcome = refit(again, out=out)
         else:
@@ -80,3 +87,75 @@ def calibrate(
         show_calibration(outcome, output)
     if not fitted:
         raise typer.Exit(1)
+
+
+def show_calibration(outcome: CalibrationOutcome, console: Terminal) -> None:
+    """Measured beside predicted, and how near that is."""
+    if outcome.calibration is None:
+        console.print(f"[yellow]no GPU that torch can use[/]: on an {outcome.gpu} these settings would be measured")
+        for name in outcome.trials:
+            console.print(f"  {escape(shown(name))}")
+        console.print("next: run it on the GPU machine, or try --device cpu --quick")
+        return
+    known = outcome.calibration
+    about = f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}"
+    fits = table(escape(shown(about)), ("setting", "step s", "off", "GiB", "off", "reserved", "context"), ("setting",))
+    fits.columns[0].min_width = 30
+    for row in outcome.rows:
+        name, used, seconds, _, time_off, memory, _, memory_off, reserved, context = map(escape, cells(row))
+        mark = "" if used == "fit" else " [bold](held out)[/]"
+        fits.add_row(name + mark, seconds, time_off, memory, memory_off, reserved, context)
+    console.print(fits)
+    for one in outcome.failed:
+        console.print(f"[yellow]not measured:[/] {escape(shown(one.name))}: {escape(shown(one.error, 400))}")
+    for name in outcome.skipped:
+        console.print(f"[yellow]skipped (out of budget):[/] {escape(shown(name))}")
+    console.print(summary(outcome))
+    for path in outcome.files if known.fits else ():
+        console.print(f"stored in {escape(str(path))}")
+
+
+def summary(outcome: CalibrationOutcome) -> str:
+    """How near held-out settings are predicted."""
+    from packtrain.app.calibrate import MEMORY_GOAL, TIME_GOAL
+
+    held_out = outcome.held_out
+    if not held_out:
+        return "nothing was held out, so nothing is known about how near predictions come"
+    time = max(abs(row.time_error) for row in held_out)
+    memory = max((abs(row.memory_error) for row in held_out if row.memory_error is not None), default=None)
+    said = f"{len(held_out)} held-out settings: time at most {time:.1%} off"
+    said += f", memory at most {memory:.1%} off" if memory is not None else ", no memory was measured"
+    missed = len(outcome.missed())
+    goals = f"(goals {TIME_GOAL:.0%} and {MEMORY_GOAL:.0%})"
+    return f"{said} {goals}" if not missed else f"{said} {goals}; {missed} of them miss a goal"
+
+
+def markdown(outcome: CalibrationOutcome) -> str:
+    """The table for documentation."""
+    known = outcome.calibration
+    if known is None:
+        return ""
+    lines = [
+        f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}.",
+        "",
+        "| " + " | ".join(column or "used for" for column in _COLUMNS) + " |",
+        "|" + "---|" * len(_COLUMNS),
+        *("| " + " | ".join(cells(row)) + " |" for row in outcome.rows),
+        "",
+        summary(outcome).capitalize() + ".",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def cells(row: Predicted) -> tuple[str, ...]:
+    """One line of the table."""
+    one = row.measurement
+    memory = ("-", "-", "-", "-", "-")
+    if row.memory_error is not None:
+        found = (one.allocated, row.allocated, one.reserved, one.context)
+        measured, predicted, reserved, context = (f"{size / GIB:.2f}" for size in found)
+        memory = (measured, predicted, f"{row.memory_error:+.1%}", reserved, context)
+    used = "held out" if row.held_out else "fit"
+    return (one.name, used, f"{one.seconds:.3f}", f"{row.seconds:.3f}", f"{row.time_error:+.1%}", *memory)

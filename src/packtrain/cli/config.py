@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import Json, errors, print_json
+from packtrain.cli.common import Json, print_json
+from packtrain.cli.terminal import errors
 from packtrain.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def convert(
     for path, content in ((out, text), (mixture, found.mixture_text(beside=out.parent) if mixture else "")):
         if path is not None:
             _write(path, content)
-            errors.print(f"Wrote [bold]{escape(str(path))}[/].", soft_wrap=True)
-    errors.print(f"next: packtrain train {escape(str(out))} --dry-run", soft_wrap=True)
+            errors.print(f"Wrote [bold]{escape(str(path))}[/].")
+    errors.print(f"next: packtrain train {escape(str(out))} --dry-run")
 
 
 def show(
@@ -87,7 +88,7 @@ def show(
         print_json({"config": sections_of(config), "notes": [*config.notes, *notes]})
         return
     for note in (*config.notes, *notes):
-        errors.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
+        errors.print(f"[yellow]note:[/] {escape(note)}")
     sys.stdout.write(sections_text(config))
 
 
@@ -126,6 +127,6 @@ def _show(found: Converted) -> None:
         ("not supported", found.refused),
     ):
         if lines:
-            errors.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+            errors.print(f"[bold]{escape(title)}[/]")
         for line in lines:
-            errors.print(f"  {escape(line)}", soft_wrap=True)
+            errors.print(f"  {escape(line)}")

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from packtrain.cli.common import names_of, text_of
-from packtrain.config.section import Key
+from packtrain.config.keys import Key
 from packtrain.config.sections import KEYS, MEDIA_LIMITS
+from packtrain.core.errors import ConfigError
 
 _FILES = ("object_template",)  # named by a file that holds the value
 
@@ -62,3 +62,19 @@ def _option(name: str) -> str:
 def _type(one: Key) -> Any:
     kind: Any = next((kind for kind in (list, bool, float, int) if kind in one.kind.types), str)
     return (list[str] if kind is list else kind) | None
+
+
+def text_of(option: str, path: Path) -> str:
+    """The content of a file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(option, got=f"{path}: {error}", expected="a text file in UTF-8") from None
+
+
+def names_of(option: str, text: str) -> dict[str, str]:
+    """Names by other names, as NAME=NAME with commas between."""
+    pairs = [[name.strip() for name in pair.split("=")] for pair in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise ConfigError(option, got=text, expected="NAME_IN_DATA=NAME_HERE,..., such as query=question,reply=answer")
+    return dict(pairs)

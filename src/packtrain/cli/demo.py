@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from packtrain.cli.common import Json, errors, output, print_json, progress_console
+from packtrain.cli.common import Json, print_json
 from packtrain.cli.interruptible import interruptible
+from packtrain.cli.measure import MeasureBar, measured_json, show_measured
+from packtrain.cli.pack import plan_json, show_plan
+from packtrain.cli.plan import planned_json, show_planned
+from packtrain.cli.terminal import ElapsedColumn, Terminal, errors, output, table
+from packtrain.core.numbers import formatted
+
+if TYPE_CHECKING:
+    from packtrain.demo import DemoTraining, RunStanding
+    from packtrain.measuring.measurement import MeasureProgress
 
 
 def demo(
@@ -30,19 +40,14 @@ def demo(
     It measures, plans and packs, checks that packing is correct, trains a tiny model packed and padded, and compares
     the two in report.html.
     """
-    from packtrain.cli.show.demo import TrainingBars, show_trained, trained_json
-    from packtrain.cli.show.pack import plan_json, show_plan
-    from packtrain.cli.show.plan import planned_json, show_planned
-    from packtrain.cli.show.terminal import MeasureBar, measured_json, show_measured
-    from packtrain.demo.demo import run_demo
-    from packtrain.measuring.measurement import MeasureProgress
+    from packtrain.demo import run_demo
 
-    bar = MeasureBar("measuring", progress_console(), quiet=as_json)
+    bar = MeasureBar(quiet=as_json)
 
     def say(line: str) -> None:
         bar.__exit__()  # a line beside a bar would be glued to it
         if not as_json:
-            output.print(line, soft_wrap=True, markup=False)
+            output.print(line, markup=False)
 
     def progress(measured: MeasureProgress) -> None:
         bar.__enter__()  # the first time; later nothing
@@ -78,6 +83,64 @@ def demo(
     if result.trained is not None:
         show_trained(result.trained, output)
     yaml = escape(str(result.planned.files["recommended.yaml"]))
-    output.print(f"The recommended config, for the demo's model: packtrain train {yaml}", soft_wrap=True)
-    output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]", soft_wrap=True)
-    output.print("next, with your own data: packtrain train --model MODEL --data DATA", soft_wrap=True)
+    output.print(f"The recommended config, for the demo's model: packtrain train {yaml}")
+    output.print(f"Everything is in [bold]{escape(str(result.folder.resolve()))}[/]")
+    output.print("next, with your own data: packtrain train --model MODEL --data DATA")
+
+
+class TrainingBars:
+    """One bar for each run, once it has started; nothing when quiet or without a terminal."""
+
+    def __init__(self, console: Terminal, *, quiet: bool) -> None:
+        columns = (
+            TextColumn("{task.description:<8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+        )
+        self._bars = Progress(*columns, ElapsedColumn(), console=console, disable=quiet or not console.is_terminal)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def update(self, standing: RunStanding) -> None:
+        """Show how far a run is."""
+        if standing.mode not in self._tasks:
+            self._bars.start()  # only now: until then another bar is shown
+            self._tasks[standing.mode] = self._bars.add_task(standing.mode, total=standing.steps, loss="")
+        said = "" if standing.loss is None else f"loss {formatted('loss', standing.loss)}"
+        self._bars.update(self._tasks[standing.mode], completed=standing.step, loss=said)
+
+
+def trained_json(trained: DemoTraining | None) -> dict[str, Any] | None:
+    """The two runs for machines."""
+    if trained is None:
+        return None
+    return {
+        "verified": trained.verdict.passed,
+        "reused": trained.reused,
+        "runs": [str(folder) for folder in trained.folders],
+        "page": str(trained.reported.page),
+        **trained.reported.content,
+    }
+
+
+def show_trained(trained: DemoTraining, console: Terminal) -> None:
+    """The two runs for people."""
+    from packtrain.reports.run_page import cell, compared_rows
+
+    content = trained.reported.content
+    if trained.reused:
+        console.print("Nothing has changed since both were trained: the runs are reused.")
+    verdict = trained.verdict
+    said = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[verdict.outcome]
+    console.print(f"Packing check {said}: {len(verdict.findings)} checks.")
+    compared = table(escape(content["headline"]), ("", *(escape(run["label"]) for run in content["runs"])), text=("",))
+    for row in compared_rows(content):
+        compared.add_row(row.name, *(cell(content, row, at) for at in range(len(content["runs"]))))
+    console.print(compared)
+    console.print(f"The comparison: [bold]{escape(str(trained.reported.page.resolve()))}[/]")

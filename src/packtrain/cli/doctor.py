@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from rich.markup import escape
-from rich.table import Table
 
-from packtrain.cli.common import Json, output, print_json
+from packtrain.cli.common import Json, print_json
+from packtrain.cli.terminal import output, table
 
 
 def doctor(as_json: Json = False) -> None:
@@ -18,17 +18,16 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print_json({"parts": [asdict(part) for part in parts]})
         return
-    table = Table(title="Environment", title_justify="left")
-    for name in ("", "part", "found"):
-        table.add_column(name, overflow="fold")
+    columns = ("", "part", "found")
+    environment = table("Environment", columns, text=columns)
     for part in parts:
         if part.found:
-            table.add_row(part.group, part.name, escape(part.found))
-    output.print(table)
+            environment.add_row(part.group, part.name, escape(part.found))
+    output.print(environment)
     missing = [part for part in parts if not part.found]
     if not missing:
         output.print("Nothing is missing.")
         return
     output.print("Missing")
     for part in missing:  # no table: commands are copied
-        output.print(f"  [bold]{part.name}[/]: {escape(part.gives)}\n      {escape(part.get)}", soft_wrap=True)
+        output.print(f"  [bold]{part.name}[/]: {escape(part.gives)}\n      {escape(part.get)}")

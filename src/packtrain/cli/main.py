@@ -15,9 +15,10 @@ from packtrain.cli.common import run
 from packtrain.cli.demo import demo
 from packtrain.cli.doctor import doctor
 from packtrain.cli.init import init
+from packtrain.cli.inspect import inspect
 from packtrain.cli.interruptible import Verbs
 from packtrain.cli.measure import measure
-from packtrain.cli.pack import inspect, pack
+from packtrain.cli.pack import pack
 from packtrain.cli.plan import plan
 from packtrain.cli.report import report
 from packtrain.cli.train import train

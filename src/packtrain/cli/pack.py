@@ -1,17 +1,31 @@
-"""`packtrain pack` and `packtrain inspect`."""
+"""`packtrain pack`, and how plans look: packs, limits, load balance."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from packtrain.cli.common import Json, output, print_json, progress_console
+from packtrain.cli.common import Json, print_json
 from packtrain.cli.config_options import settings_of
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
+from packtrain.cli.measure import ledger_table
+from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import counted
+
+if TYPE_CHECKING:
+    from packtrain.app.pack import PackOutcome
+    from packtrain.packing.pack_plan import PackPlan
+    from packtrain.packing.plan_builder import PackProgress
+    from packtrain.packing.schedule import BalanceLine
+
+_POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
 
 
 @settings_of("pack")
@@ -30,10 +44,9 @@ def pack(
     Example: packtrain pack costs --packing-length 16384 --max-images-per-pack 16 --out plan
     """
     from packtrain.app.pack import pack_outcome
-    from packtrain.cli.show.pack import PackBar, plan_json, show_packed
-    from packtrain.packing.balance import balance_table
     from packtrain.packing.pack_plan import PLAN
     from packtrain.packing.packing_config import PackingConfig
+    from packtrain.packing.schedule import balance_table
 
     if "packing_length" not in settings:
         raise ConfigError("--packing-length", got="none", expected="a number of tokens, such as 16384")
@@ -43,7 +56,7 @@ def pack(
     def then() -> str:
         return "the plan was already complete" if not there and (out / PLAN).exists() else STARTS_OVER
 
-    with interruptible(then), PackBar(progress_console(), quiet=as_json) as bar:
+    with interruptible(then), PackBar(quiet=as_json) as bar:
         packed = pack_outcome(costs, config, out, bar.update)
     balance = balance_table(packed.plan)
     if as_json:
@@ -53,143 +66,145 @@ def pack(
         show_packed(packed, balance, output)
 
 
-def inspect(
-    plan: Annotated[
-        Path, typer.Argument(help="A folder written by packtrain pack, or by packtrain train: the plan of that run.")
-    ],
-    pack: Annotated[int | None, typer.Option("--pack", help="Show this pack with its samples.")] = None,
-    sample: Annotated[
-        str | None, typer.Option("--sample", help="Show which packs hold the sample with this id.")
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", help="For a run: show the packs and samples of this optimizer step, counted from 1."),
-    ] = None,
-    blocked: Annotated[bool, typer.Option("--blocked", help="Show how many placements each limit rejected.")] = False,
-    epoch: Annotated[int | None, typer.Option("--epoch", help="The epoch of --pack. Default: 0.")] = None,
-    batch: Annotated[
-        bool,
-        typer.Option(
-            "--batch", help="With --pack or --step: decode packs and show them token by token, as the model gets them."
-        ),
-    ] = False,
-    all_tokens: Annotated[
-        bool, typer.Option("--all-tokens", help="With --batch: do not fold runs of media tokens.")
-    ] = False,
-    attn_implementation: Annotated[
-        str | None,
-        typer.Option(
-            help="With --batch: sdpa, eager, flex, varlen, flash_attention_2 or flash_attention_3. Default: sdpa; "
-            "with --step that of the run."
-        ),
-    ] = None,
-    costs: Annotated[Path | None, typer.Option(help="The cost table, if it was moved after packing.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Inspect a plan (summary, pack, sample, limits), a pack as the model gets it, or a step of a run.
+class PackBar(Bar):
+    """A bar over the rows of the epoch that is being packed."""
 
-    Example: packtrain inspect plan --pack 0 --batch
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__("packing", quiet=quiet)
 
-    Example: packtrain inspect run --step 120 --batch
-    """
-    from packtrain.app.inspection import plan as looking
-    from packtrain.cli.show.pack import plan_json, show_blocked, show_places, show_plan, show_samples
-    from packtrain.packing.balance import balance_table
-
-    if sum((pack is not None, sample is not None, step is not None, blocked)) > 1:
-        names = "--pack, --sample, --step, --blocked"
-        raise ConfigError("packtrain inspect", got=f"several of {names}", expected="one of them")
-    if epoch is not None and pack is None:
-        raise ConfigError("--epoch", got=epoch, expected="--pack as well: the pack of that epoch")
-    _check_batch_options(pack, step, batch, all_tokens, attn_implementation)
-    if step is not None and batch:
-        _inspect_step_batches(plan, step, costs, attn_implementation, all_tokens, as_json)
-    elif step is not None:
-        _inspect_step(plan, step, costs, as_json)
-    elif pack is not None and batch:
-        _inspect_batch(plan, costs, pack, epoch or 0, attn_implementation or "sdpa", all_tokens, as_json)
-    elif pack is not None:
-        found, table = looking.open_plan(plan, costs)
-        samples = looking.pack_samples(found, table, pack, epoch or 0)
-        if as_json:
-            print_json({"pack": pack, "epoch": epoch or 0, "samples": [asdict(one) for one in samples]})
-        else:
-            show_samples(pack, samples, found.config.packing_length, output)
-    elif sample is not None:
-        found, table = looking.open_plan(plan, costs)
-        places, rows = looking.find_sample(found, table, sample)
-        if as_json:
-            print_json({"sample": sample, "rows": rows, "places": [asdict(place) for place in places]})
-        else:
-            show_places(sample, places, rows, found, output)
-    else:
-        found = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
-        balance = () if blocked else balance_table(found)
-        if as_json:
-            print_json(found.summary.blocked.to_json() if blocked else plan_json(found, balance))
-        elif blocked:
-            show_blocked(found, output)
-        else:
-            show_plan(found, balance, output)
+    def update(self, progress: PackProgress) -> None:
+        """Show where packing is."""
+        detail = f"epoch {progress.epoch + 1} of {progress.epochs}, {progress.rows:,} of {progress.total:,} samples"
+        self.show(progress.rows, progress.total, detail)
 
 
-def _check_batch_options(
-    pack: int | None, step: int | None, batch: bool, all_tokens: bool, attn_implementation: str | None
-) -> None:
-    if batch and pack is None and step is None:
-        raise ConfigError("--batch", got="no --pack", expected="--pack or --step as well: what to decode")
-    for option, given in (("--all-tokens", all_tokens), ("--attn-implementation", attn_implementation is not None)):
-        if given and not batch:
-            raise ConfigError(option, got="no --batch", expected="--batch as well: the pack as the model gets it")
+def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, object]:
+    """A plan for machines."""
+    said = plan.summary.to_json()
+    keys = ("config", "epochs", "blocked", "ledger", "packer_version", "cost_table")
+    return {
+        "folder": str(plan.folder) if plan.folder else None,
+        "fingerprint": plan.fingerprint,
+        **{key: said[key] for key in keys},
+        "balance": [asdict(line) for line in balance],
+    }
 
 
-def _inspect_step(run: Path, step: int, costs: Path | None, as_json: bool) -> None:
-    from packtrain.app.inspection.step import inspect_step
-    from packtrain.cli.show.step import show_step, step_json
+def show_packed(packed: PackOutcome, balance: Sequence[BalanceLine], console: Terminal) -> None:
+    """A plan that was just made."""
+    if packed.reused:
+        console.print("Nothing has changed since this was packed: the plan is reused.")
+    for note in packed.notes:
+        console.print(f"[yellow]{escape(note)}[/]")
+    show_plan(packed.plan, balance, console)
+    console.print(f"Work per pack is predicted for {escape(packed.work_from)}.")
+    if packed.plan.folder is not None:
+        console.print(f"next: packtrain inspect {escape(str(packed.plan.folder))} --pack 0")
 
-    seen = inspect_step(run, step, costs)
-    if as_json:
-        print_json(step_json(seen))
-    else:
-        show_step(seen, output)
+
+def show_plan(plan: PackPlan, balance: Sequence[BalanceLine], console: Terminal) -> None:
+    """A plan for people."""
+    console.print(_epochs_table(plan))
+    console.print(_limits_table(plan))
+    for line in _sentences(plan):
+        console.print(line)
+    if balance:
+        console.print(_balance_table(balance))
+    reasons = plan.summary.ledger.reasons
+    if reasons:
+        console.print(ledger_table("Not packed", "samples", reasons))
 
 
-def _inspect_step_batches(
-    run: Path, step: int, costs: Path | None, attn_implementation: str | None, all_tokens: bool, as_json: bool
-) -> None:
-    from packtrain.app.inspection.step import inspect_step, step_batches
-    from packtrain.cli.show.batch import batch_json, show_batch
-    from packtrain.cli.show.step import show_step, step_json
-    from packtrain.core.cache_root import cache_dir
-
-    seen = inspect_step(run, step, costs)
-    with interruptible("nothing was changed"):
-        batches = list(
-            step_batches(run, seen, costs, attn_implementation=attn_implementation, cache=cache_dir() / "rows")
+def _epochs_table(plan: PackPlan) -> Table:
+    config = plan.config
+    title = f"Packs of {config.packing_length:,} tokens, {config.packing_strategy}"
+    epochs = table(escape(title), ("epoch", "packs", "bound", "of bound", "fill", "samples", "per pack", "dropped"))
+    for number, counts in enumerate(plan.summary.epochs[:8]):
+        samples = plan.epoch(number).num_samples
+        epochs.add_row(
+            str(number),
+            f"{counts.packs:,}",
+            f"{counts.bound:,}",
+            f"{counts.of_bound:.4f}",
+            f"{counts.fill:.2%}",
+            f"{samples:,}",
+            f"{samples / max(counts.packs, 1):.1f}",
+            f"{counts.ledger:,}",
         )
-    if as_json:
-        print_json({**step_json(seen), "batches": [batch_json(one) for one in batches]})
-        return
-    show_step(seen, output)
-    for place, one in zip(seen.packs, batches, strict=True):
-        output.print(f"Micro-batch {place.micro_batch}, rank {place.rank}:")
-        show_batch(one, output, all_tokens=all_tokens)
+    more = plan.num_epochs - 8
+    if more > 0:
+        epochs.caption = f"and {more} more epochs"
+    return epochs
 
 
-def _inspect_batch(
-    plan: Path, costs: Path | None, pack: int, epoch: int, attn_implementation: str, all_tokens: bool, as_json: bool
-) -> None:
-    from packtrain.app.inspection.batch import inspect_batch
-    from packtrain.app.inspection.plan import open_plan
-    from packtrain.cli.show.batch import batch_json, show_batch
-    from packtrain.core.cache_root import cache_dir
+def _limits_table(plan: PackPlan) -> Table:
+    from packtrain.packing.packing_config import SETTING_OF
 
-    found, table = open_plan(plan, costs)
-    with interruptible("nothing was changed"):
-        seen = inspect_batch(
-            found, table, pack, epoch, attn_implementation=attn_implementation, cache=cache_dir() / "rows"
+    columns = ("limit", "allowed", "largest pack", "tightest in", "rejects", "only this")
+    limits = table("Limits of a pack (first epoch)", columns, text=("limit",))
+    counts, blocked = plan.summary.epochs[0], plan.summary.blocked
+    offers = max(blocked.offers, 1)
+    for resource, limit in plan.config.capacities().items():
+        found = blocked.limits[resource]
+        limits.add_row(
+            SETTING_OF[resource],
+            f"{limit:,}",
+            f"{counts.most[resource]:,}",
+            counted(found.fullest, "pack"),
+            f"{found.stopped / offers:.1%}",
+            f"{found.alone / offers:.1%}",
         )
-    if as_json:
-        print_json(batch_json(seen))
-    else:
-        show_batch(seen, output, all_tokens=all_tokens)
+    return limits
+
+
+def _sentences(plan: PackPlan) -> list[str]:
+    from packtrain.packing.packing_config import SETTING_OF
+
+    counts, blocked = plan.summary.epochs[0], plan.summary.blocked
+    found = [
+        f"rejects: of {counted(blocked.offers, 'probe sample')}, the share that this limit keeps out of finished packs;"
+        " only this: no other limit rejects them"
+    ]
+    for resource in plan.config.capacities():
+        alone = blocked.limits[resource].alone / max(blocked.offers, 1)
+        if resource != "tokens" and counts.fill < _POOR_FILL and alone > _HALF:
+            found.append(
+                f"{SETTING_OF[resource]} keeps packs only {counts.fill:.1%} full: "
+                "raise it, or choose a shorter packing_length"
+            )
+    if counts.cut_rows:
+        lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are not used"
+        found.append(f"{counted(counts.cut_rows, 'sample')} cut; {lost}.")
+    if counts.waiting:
+        found.append(f"{counted(counts.waiting, 'sample')} left for later epochs (mixture weight below 1).")
+    total = counts.entries + counts.ledger
+    ledger = counts.ledger
+    found.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
+    return found
+
+
+def _balance_table(balance: Sequence[BalanceLine]) -> Table:
+    spread = any(round(one.length_spread) for line in balance for one in (line.random, line.sorted, line.strict))
+    title = "Load balance: slowest rank / mean" + (" (spread of a step's mean sample length)" if spread else "")
+    orders = ("random order", "default: sorted in steps", "balance: strict")
+    ranks = table(title, ("ranks", "packs per step", "steps", *orders))
+    for line in balance:
+        ranks.add_row(
+            f"{line.ranks:,}",
+            f"{line.packs_per_step:,}",
+            f"{line.steps:,}",
+            *(
+                f"{one.slowest:.3f}" + (f" ({one.length_spread:,.0f})" if spread else "")
+                for one in (line.random, line.sorted, line.strict)
+            ),
+        )
+    return ranks
+
+
+def show_blocked(plan: PackPlan, console: Terminal) -> None:
+    """How many placements each limit rejected."""
+    console.print(_limits_table(plan))
+    console.print(_sentences(plan)[0])
+    blocked = plan.summary.blocked
+    taken = blocked.offers - blocked.refused
+    console.print(f"{taken:,} of {counted(blocked.offers, 'probe sample')} would still have fitted.")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from packtrain.cli.common import Json, numbers, output, print_json, progress_console
+from packtrain.cli.common import Json, numbers, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
+from packtrain.cli.terminal import Bar, Terminal, output, table
+from packtrain.core.numbers import GIB, gib
+
+if TYPE_CHECKING:
+    from packtrain.app.plan import Planned
+    from packtrain.planning.question import Baseline
+    from packtrain.planning.study import StudyProgress
+    from packtrain.planning.study_values import Reason, Study
+    from packtrain.predicting.values import TrainingSetup
 
 
 def plan(
@@ -69,14 +81,13 @@ def plan(
     Example: packtrain plan costs --model Qwen/Qwen3-VL-2B-Instruct --gpu h200 --gpus 4 --out report
     """
     from packtrain.app.plan import plan as make_plan
-    from packtrain.cli.show.plan import PlanBar, planned_json, show_planned
 
     limits = {
         "max_images_per_pack": max_images_per_pack,
         "max_patches_per_pack": max_patches_per_pack,
         "max_samples_per_pack": max_samples_per_pack,
     }
-    with interruptible(STARTS_OVER), PlanBar(progress_console(), quiet=as_json) as bar:
+    with interruptible(STARTS_OVER), PlanBar(quiet=as_json) as bar:
         planned = make_plan(
             costs,
             out=out,
@@ -105,3 +116,134 @@ def plan(
         print_json(planned_json(planned))
     else:
         show_planned(planned, output)
+
+
+class PlanBar(Bar):
+    """A bar over the packings that are tried."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        super().__init__("planning", quiet=quiet)
+
+    def update(self, progress: StudyProgress) -> None:
+        """Show what is being tried."""
+        self.show(progress.done, progress.total, progress.doing)
+
+
+def planned_json(planned: Planned) -> dict[str, Any]:
+    """A study for machines: what the files hold, and where they are."""
+    from packtrain.reports.study_content import study_content
+
+    return {
+        "files": {name: str(path) for name, path in planned.files.items()},
+        "understood": list(planned.notes),
+        **study_content(planned.study),
+    }
+
+
+def show_planned(planned: Planned, console: Terminal, *, then: bool = True) -> None:
+    """A study for people."""
+    study = planned.study
+    for note in planned.notes:
+        console.print(f"[dim]{escape(note)}[/]")
+    console.print(_sweep_table(study))
+    console.print(_padding_table(study))
+    if reasons := _worth_showing(study):
+        console.print(_reasons_table(reasons))
+    if study.recommendation.warning:
+        console.print(f"[bold yellow]{escape(study.recommendation.warning)}[/]")
+    console.print(f"[bold]{escape(study.recommendation.verdict)}[/]")
+    for advice in study.recommendation.advice:
+        console.print(f"- {escape(advice)}")
+    if not then:
+        return
+    from packtrain.reports.recommended import train_command
+
+    page, text = (escape(str(planned.files[name])) for name in ("report.html", "summary.md"))
+    console.print(f"next: open {page}, or read {text}")
+    console.print(f"then: {escape(train_command(study, planned.files['recommended.yaml']))}")
+
+
+def _sweep_table(study: Study) -> Table:
+    from packtrain.planning.choice import dropped_share
+
+    usable = f"{gib(study.memory.usable_bytes)} usable"
+    columns = ("\npacks", "of\nbound", "\nfill", "samples\npacked", "\ndropped", "packs/\nstep", "GPUs\nidle")
+    sweep = table(
+        f"Packing lengths tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
+        ("\nlength", *columns, "\nsteps", "\nGiB", "\ntokens/s"),
+        caption=f"* {study.recommendation.mark}   - needs more than the {usable}   "
+        "idle: share of the GPUs' micro-batches without a pack",
+        caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    sweep.columns[0].overflow = "fold"  # limits go on in the next line, numbers never do
+    for column in sweep.columns[1:]:
+        column.no_wrap = True
+    for number, one in enumerate(study.simulations):
+        limits = "".join(f" {name.removeprefix('max_')}={value}" for name, value in one.limits.items())
+        mark = "*" if number == study.recommendation.simulation else "" if one.fits else "-"
+        sweep.add_row(
+            f"{mark}{one.packing_length:,}{limits}",
+            f"{one.packs:,}",
+            f"{one.of_bound:.1%}",
+            f"{one.fill:.1%}",
+            f"{one.samples_packed:,}",
+            f"{one.samples_dropped:,} ({dropped_share(one):.1%})",
+            f"{one.packs_per_step:,}",
+            f"{one.idle:.0%}",
+            f"{one.steps:,}",
+            f"{one.memory_bytes / GIB:.1f}",
+            f"{one.tokens_per_second:,.0f}",
+        )
+    return sweep
+
+
+def _layers(trained: TrainingSetup | Baseline) -> str:
+    """How layers are taken to run, of a setup or a baseline."""
+    return "torch.compile" if trained.compiled else "eager"
+
+
+def _padding_table(study: Study) -> Table:
+    name = "your current run first" if study.baseline.today else "default settings first"
+    columns = ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", "")
+    padding = table(f"Without packing, {name}", columns, box=None)
+    for run in study.padded:
+        own = f"{study.baseline.attention}, {_layers(study.baseline)}"
+        padding.add_row(
+            "random" if run.order == "random" else "grouped by length",
+            own if run.kernels == "own" else "as packed",
+            str(run.batch_size),
+            f"{run.samples:,}",
+            f"{run.steps:,}",
+            f"{run.waste:.1%}",
+            f"{run.memory_bytes / GIB:.1f}",
+            f"{run.tokens_per_second:,.0f}",
+            "" if run.fits else "too large",
+        )
+    return padding
+
+
+def _worth_showing(study: Study) -> list[Reason]:
+    """What changes of a run that is trained today; of any other what recommended.yaml has."""
+    config = study.recommendation.config
+    reasons = [
+        reason
+        for reason in study.recommendation.reasons
+        if reason.baseline != reason.packing.removesuffix(" (follows)")
+    ]
+    if study.baseline.today:
+        return reasons
+    written = {name for values in config.values() for name in values}
+    return [reason for reason in reasons if reason.parameter in written]
+
+
+def _reasons_table(reasons: Sequence[Reason]) -> Table:
+    known = any(reason.baseline for reason in reasons)
+    columns = ("parameter", *(("was",) if known else ()), "recommended", "reason")
+    recommended = table("Recommended (the report has every value)", columns, text=columns)
+    recommended.columns[0].no_wrap = True  # a name that goes on is no name
+    for one in reasons:
+        was = (one.baseline,) if known else ()
+        recommended.add_row(*(escape(text) for text in (one.parameter, *was, one.packing, one.reason)))
+    return recommended

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import Json, output, print_json
+from packtrain.cli.common import Json, print_json
+from packtrain.cli.terminal import output
 
 
 def report(
@@ -35,14 +36,14 @@ def report(
     if as_json:
         print_json({"page": str(made.page), **made.content})
         return
-    output.print(_line(made.content["headline"]), style="bold", markup=False, soft_wrap=True)
-    output.print(_line(made.content["lead"]), markup=False, soft_wrap=True)
+    output.print(_line(made.content["headline"]), style="bold", markup=False)
+    output.print(_line(made.content["lead"]), markup=False)
     if made.content["comparison"] is not None:
-        output.print(_line(made.content["comparison"]["why"]), markup=False, soft_wrap=True)
+        output.print(_line(made.content["comparison"]["why"]), markup=False)
     for run in made.content["runs"]:
         if len(runs) > 1 and not run["complete"]:
-            output.print(_line(f"{run['label']}: {run['ended']}"), markup=False, soft_wrap=True)
-    output.print(f"next: open [bold]{escape(str(made.page.resolve()))}[/]", soft_wrap=True)
+            output.print(_line(f"{run['label']}: {run['ended']}"), markup=False)
+    output.print(f"next: open [bold]{escape(str(made.page.resolve()))}[/]")
 
 
 def _line(text: str) -> str:

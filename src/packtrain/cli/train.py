@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.progress import MofNCompleteColumn
 
-from packtrain.cli.common import Json, errors, names_of, output, print_json, progress_console
+from packtrain.cli.common import Json, print_json
+from packtrain.cli.config_options import names_of
 from packtrain.cli.interruptible import is_interrupt
+from packtrain.cli.ready import ready_json, show_ready
+from packtrain.cli.terminal import Bar, Terminal, errors, output
+from packtrain.core.checksums import Checking
+from packtrain.core.numbers import counted, duration
+
+if TYPE_CHECKING:
+    from packtrain.app.train.outcome import ReadyRun, TrainOutcome
+    from packtrain.delivery.encode.token_writer import TokenProgress
+    from packtrain.measuring.measurement import MeasureProgress
+    from packtrain.packing.plan_builder import PackProgress
+
+    State = MeasureProgress | PackProgress | TokenProgress | Checking | str
 
 _SETTINGS = {
     "model": "model.model_name_or_path",
@@ -78,14 +92,12 @@ def train(
     Example: packtrain train run.yaml training.learning_rate=1e-5 --dry-run
     """
     from packtrain.app.train.train import train as run
-    from packtrain.app.train.train_outcome import ReadyRun
-    from packtrain.cli.show.train import PrepareBar, outcome_json, show_outcome, show_ready
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
         overrides, config = [config, *(overrides or ())], None
     named = names_of("--columns", columns) if columns is not None else None
     given = [*_as_settings(model=model, data=data, columns=named, output_dir=output_dir), *(overrides or ())]
-    bar = PrepareBar(progress_console(), quiet=as_json)
+    bar = PrepareBar(quiet=as_json)
 
     started: list[Path] = []
 
@@ -117,9 +129,9 @@ def train(
             from packtrain.delivery.trainers.watch import end_process
 
             end_process(f"\n{said}", code=INTERRUPTED)
-        errors.print(f"\n[yellow]{escape(said)}[/]", soft_wrap=True)
+        errors.print(f"\n[yellow]{escape(said)}[/]")
         raise typer.Exit(INTERRUPTED) from None
-    from packtrain.app.train.train_outcome import ProcessPlace
+    from packtrain.app.train.outcome import ProcessPlace
 
     if ProcessPlace.here().first:
         if as_json:
@@ -147,3 +159,76 @@ def _resume(folder: Path) -> str:
 def _as_settings(**options: Any) -> list[str]:
     """Options of which there are settings, in their words."""
     return [f"{_SETTINGS[name]}={json.dumps(value)}" for name, value in options.items() if value is not None]
+
+
+class PrepareBar(Bar):
+    """A bar over measuring, packing and tokenizing, whichever is running; without a terminal, a line for each."""
+
+    def __init__(self, *, quiet: bool, console: Terminal = errors) -> None:
+        super().__init__("preparing", quiet=quiet, console=console, counts=(MofNCompleteColumn(),))
+        self._console, self._stage = console, None if quiet or console.is_terminal else ""
+
+    def update(self, state: State) -> None:
+        """Show where preparation is; a text is a stage that nothing is counted of."""
+        stage, done, total, detail = _progress(state)
+        if self._stage is not None and stage != self._stage:
+            self._stage = stage
+            self._console.print(f"{stage} ...")
+        self.show(done, total, detail)
+
+
+def _progress(
+    state: State,
+) -> tuple[str, int, int | None, str]:
+    """The stage, how much of it is done, of how much, and the words beside the bar."""
+    from packtrain.measuring.measurement import MeasureProgress
+    from packtrain.packing.plan_builder import PackProgress
+
+    if isinstance(state, str):
+        return state, 0, None, state
+    if isinstance(state, MeasureProgress):
+        detail = f"measuring: {state.entries:,} records, {state.skipped:,} skipped"
+        return "measuring", state.units, state.total_units, detail
+    if isinstance(state, PackProgress):
+        return "packing", state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}"
+    if isinstance(state, Checking):
+        return "reading the checkpoint", state.bytes >> 20, state.total >> 20, f"reading {state.path.name} (MiB)"
+    return "tokenizing", state.rows, state.total, "tokenizing"
+
+
+def show_outcome(outcome: TrainOutcome, console: Terminal, again: str) -> None:
+    """How a run ended, and what to do next; `again` is the command that continues it."""
+    ended = outcome.outcome
+    if ended.status == "not trained":
+        console.print("dry run: nothing was trained; run the same command without --dry-run to train")
+        return
+    which = "final loss" if ended.status == "complete" else "loss"
+    mean = f" (mean of the last {counted(ended.loss_samples, 'sample')})" if ended.loss_samples else ""
+    loss = f", {which} {ended.loss:.4f}{mean}" if ended.loss is not None else ""
+    evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
+    speed = f" ({ended.tokens_per_second:,.0f} tokens/s after warm-up)" if ended.tokens_per_second is not None else ""
+    why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
+    console.print(
+        f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
+        f"{counted(ended.samples_seen, 'sample')} in {duration(ended.seconds)}{speed}"
+    )
+    for problem in outcome.problems:
+        console.print(f"[yellow]{escape(problem)}[/]")
+    if outcome.interrupted:
+        console.print(f"next: {escape(again)}")
+        return
+    if outcome.final is not None:
+        console.print(f"weights: {escape(str(outcome.final))}")
+    if outcome.report is not None:
+        console.print(f"next: open {escape(str(outcome.report))}")
+
+
+def outcome_json(outcome: TrainOutcome) -> dict[str, object]:
+    """A run for machines."""
+    return {
+        **ready_json(outcome.ready),
+        "outcome": outcome.outcome.plain(),
+        "report": None if outcome.report is None else str(outcome.report),
+        "final": None if outcome.final is None else str(outcome.final),
+        "problems": list(outcome.problems),
+    }

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
-from packtrain.cli.common import Json, errors, output, print_json
+from packtrain.cli.common import Json, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
+from packtrain.cli.terminal import Terminal, errors, output, table
+from packtrain.core.numbers import shown
+
+if TYPE_CHECKING:
+    from packtrain.verifying.check_result import Verdict
 
 _INCONCLUSIVE = 3  # exit code
+_OUTCOMES = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[bold yellow]inconclusive[/]"}
+_NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
 def verify(
@@ -59,7 +68,6 @@ def verify(
     Example: packtrain verify --model Qwen/Qwen2.5-VL-3B-Instruct --attn-implementation varlen --data train.jsonl
     """
     from packtrain.app.verify import verify as verify_model
-    from packtrain.cli.show.verify import show_verdict
 
     with interruptible(STARTS_OVER), errors.status("verifying") as status:
         if as_json or not errors.is_terminal:
@@ -86,3 +94,57 @@ def verify(
         show_verdict(verdict, output, data)
     if not verdict.passed:
         raise typer.Exit(1 if verdict.failures or not verdict.findings else _INCONCLUSIVE)
+
+
+def show_verdict(verdict: Verdict, console: Terminal, data: str | None = None) -> None:
+    """What was checked, how far apart packed and alone are, and how that was judged."""
+    model = shown(verdict.model, _WHERE)
+    about = ", ".join((model, verdict.attn_implementation, verdict.dtype, verdict.device))
+    title = escape(f"Packed vs. alone, largest differences: {about}")
+    words = ("check", "result", "details")
+    checks = table(title, ("check", "difference", "allowed", "result", "details"), words)
+    checks.columns[0].no_wrap = True
+    for finding in verdict.findings:
+        checks.add_row(
+            escape(finding.check),
+            _number(finding.difference),
+            _number(finding.allowed),
+            _OUTCOMES[finding.outcome],
+            escape(shown(finding.where, _WHERE)),
+        )
+    console.print(checks)
+    samples = ", ".join(shown(sample, _NAME) for sample in verdict.samples)
+    console.print(f"one row of {verdict.tokens:,} tokens: {escape(samples)}")
+    console.print("Tolerances:")
+    for line in verdict.judged:
+        console.print(f"  {escape(line)}")
+    for line in verdict.left_out:
+        console.print(f"[yellow]not checked:[/] {escape(line)}")
+    took = f"in {verdict.seconds:.1f} s"
+    if verdict.passed:
+        console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks, {took}")
+        then = shlex.join(("packtrain", "measure", shown(data or "DATA", _WHERE), "--model", model, "--out", "costs"))
+        console.print(f"next: {escape(then)}")
+        return
+    if not verdict.failures:
+        weak = ", ".join(finding.check for finding in verdict.powerless)
+        console.print(
+            f"[bold yellow]inconclusive[/]: {len(verdict.findings)} checks {took}, none failed; {escape(weak)}: the "
+            "change hardly affects the changed sample itself, so nothing follows for its neighbours"
+        )
+        console.print("next: use trained weights, or your own data (--data)")
+        return
+    console.print(
+        f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks {took};"
+        " packed training with this model and attn_implementation would be wrong"
+    )
+    other = (
+        "another version of transformers"
+        if verdict.attn_implementation in ("sdpa", "eager")
+        else "--attn-implementation sdpa"
+    )
+    console.print(f"next: try {other}, and report this table with the versions in use")
+
+
+def _number(value: float) -> str:
+    return "0" if value == 0 else f"{value:.0f}" if value >= 1 and value == int(value) else f"{value:.2e}"

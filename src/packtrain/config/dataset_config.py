@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from packtrain.config.kinds import COUNT, FLAG, SEED, WORD, WORDS, choice
-from packtrain.config.section import key
+from packtrain.config.keys import COUNT, FLAG, SEED, WORD, WORDS, choice, key
 from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection, names_model
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest

@@ -1,10 +1,20 @@
-"""What a key of another system can mean here: settings of ours, nothing, or an error."""
+"""What a key of another system, or of an item of its datasets, can mean here: settings of ours, nothing, an error."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_COUNTED = re.compile(r"(?:HF::)?([^#]+?)(?::([\w.-]+))?(?:#(\d+))?")
+_ROLES = {
+    **{"user": ("user", "human"), "assistant": ("assistant", "gpt", "chatgpt", "model")},
+    **{"system": ("system",), "tool": ("tool",)},
+}
+_PROPERTIES = {"role": ("role", "from"), "content": ("content", "value")}
+_COLUMNS = "columns are named by data.columns, and data.formatting_func takes a function of your own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +105,135 @@ def rows(make: Callable[[str], Meant], names: Mapping[str, str]) -> dict[str, Me
 def each(names: str | Iterable[str], meant: Meant) -> dict[str, Meant]:
     """Keys that mean the same."""
     return dict.fromkeys(names.split() if isinstance(names, str) else names, meant)
+
+
+def datasets_of(value: Any, beside: Mapping[str, Any]) -> Means | str:
+    """The datasets of a config; a text says why they cannot be."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        return f"{value!r:.100} instead of a dataset, or a list of them"
+    if all(isinstance(name, str) and not _is_place(name) for name in names):
+        return _registered(names, beside)
+    items: list[Mapping[str, Any]] = []
+    why: list[str] = []
+    for one in names:
+        found = _counted(one) if isinstance(one, str) else _described(one)
+        if isinstance(found, str):
+            return found
+        items.append(found.settings)
+        why += [found.why] if found.why else []
+    said = "; ".join(dict.fromkeys(why))
+    return Means(items[0], said) if len(items) == 1 else Means(why=said, mixture=tuple(items))
+
+
+def _is_place(name: str) -> bool:
+    """Is it a file, a folder or a hub dataset? Single words are names in a registry."""
+    return any(mark in name for mark in "/.#")
+
+
+def _registered(names: list[str], beside: Mapping[str, Any]) -> Means | str:
+    """Names in LLaMA-Factory's dataset_info.json."""
+    folder = beside.get("dataset_dir", "data")
+    if not isinstance(folder, str) or folder == "ONLINE":
+        return "dataset names are looked up in the dataset_info.json of dataset_dir"
+    return Means({"dataset_path": os.path.join(folder, "dataset_info.json"), "sources": names})
+
+
+def _counted(name: str) -> Means | str:
+    """ms-swift's `path`, `path:subset` and `path#500`."""
+    if os.path.lexists(name):
+        return Means({"dataset_path": name})
+    found = _COUNTED.fullmatch(name)
+    if found is None or name.startswith("MS::"):
+        return f"{name!r:.100} is not a file, folder or hub dataset"
+    path, subset, count = found.groups()
+    item: dict[str, object] = {"dataset_path": path} | ({"subset": subset} if subset else {})
+    if count is None:
+        return Means(item)
+    return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random with the seed")
+
+
+def _described(given: Any) -> Means | str:
+    """An item of axolotl or lmms-engine."""
+    if not isinstance(given, Mapping) or not (given.get("path") or given.get("json_path")):
+        return "a dataset without a path"
+    item: dict[str, Any] = {}
+    why: list[str] = []
+    for name, value in given.items():
+        if value is None or value == "":
+            continue
+        found = _ITEM[name](value, given) if name in _ITEM else _COLUMNS
+        if not isinstance(found, Means):
+            return f"{name}: {found}"
+        item |= found.settings
+        why += [found.why] if found.why else []
+    return Means(item, "; ".join(why))
+
+
+def _path(value: Any, given: Mapping[str, Any]) -> Meaning:
+    """axolotl names files as data_files, of a folder or of a format."""
+    files = given.get("data_files")
+    if not files:
+        return Means({"dataset_path": value})
+    if isinstance(files, list) and len(files) == 1:
+        files = files[0]
+    if not isinstance(files, str):
+        return "list each of data_files as a dataset"
+    inside = os.path.isdir(str(value)) or "/" in str(value)
+    return Means({"dataset_path": os.path.join(str(value), files) if inside else files})
+
+
+def _type(value: Any, given: Mapping[str, Any]) -> Meaning:
+    if value == "completion":
+        field = given.get("field") or "text"
+        named = {} if field == "text" else {"columns": {field: "text"}}
+        return Means({"dataset_type": "fineweb_edu", **named})
+    if value in ("alpaca", "alpaca_chat.load_qa", "alpaca_w_system"):
+        return Means(why=f"type {value}: chats use the model's chat template, without ### Instruction")
+    if value in ("chat_template", "sharegpt", "chatml", "chat", "conversation"):
+        return Means()
+    return f"{value!r:.60}: {_COLUMNS}"
+
+
+def _messages(value: Any, given: Mapping[str, Any]) -> Meaning:
+    known = value in ("messages", "conversations", "conversation")
+    return Means({} if known else {"columns": {value: "messages"}})
+
+
+def _names(known: Mapping[str, tuple[str, ...]]) -> Meant:
+    """Names that are recognised anyway, one or a list for each of ours."""
+
+    def meaning(value: Any, given: Mapping[str, Any]) -> Meaning:
+        said = value.items() if isinstance(value, Mapping) else [("", value)]
+        fits = all(set(names if isinstance(names, list) else [names]) <= {*known.get(ours, ())} for ours, names in said)
+        return Means() if fits else f"{value!r:.100}: {_COLUMNS}"
+
+    return meaning
+
+
+def _among(words: str, why: str) -> Meant:
+    return among({word: {} for word in words.split()}, why, said="")
+
+
+_ITEM: Mapping[str, Meant] = {
+    "path": _path,
+    "json_path": _path,
+    "data_files": nothing(""),  # with the path
+    "name": to("subset"),
+    "split": to("split"),
+    "data_folder": to("media_root"),
+    "type": _type,
+    "ds_type": _among("json parquet arrow csv text", "an unknown format"),
+    "data_type": _among("json jsonl csv arrow parquet hf_dataset", "an unknown kind of data"),
+    "field": nothing(""),  # with the type
+    "field_messages": _messages,
+    "message_property_mappings": _names(_PROPERTIES),
+    "message_field_role": _among("role from", _COLUMNS),
+    "message_field_content": _among("content value", _COLUMNS),
+    "roles": _names(_ROLES),
+    "roles_to_train": only(["assistant"], "loss is on assistant answers only, or on all: data.loss_on", ""),
+    "train_on_eos": _among("turn all", "the EOS token of every trained answer carries loss"),
+    "chat_template": only("tokenizer_default", "data.chat_template takes a file", ""),
+    "sampling_strategy": only("all", "in a mixture, repeats takes a share of a source", ""),
+    "trust_remote_code": only(False, "dataset code is never run", ""),
+}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from packtrain.config.kinds import (
+from packtrain.config.keys import (
     AMOUNT,
     BELOW_ONE,
     COUNT,
@@ -30,11 +30,13 @@ from packtrain.config.kinds import (
     WHOLE,
     WORD,
     WORDS,
+    Key,
     Kind,
+    Section,
     choice,
     either,
+    key,
 )
-from packtrain.config.section import Key, Section, key
 from packtrain.records.media import MAX_IMAGE_PIXELS
 from packtrain.runs.history import MAY_BE_ZERO, MonitorLimits
 

@@ -17,6 +17,7 @@ from packtrain.config.meanings import (
     Means,
     Meant,
     among,
+    datasets_of,
     default,
     each,
     flag,
@@ -28,7 +29,6 @@ from packtrain.config.meanings import (
     switch,
     to,
 )
-from packtrain.config.their_data import datasets_of
 
 _ATTENTION = {
     **{"auto": "auto", "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from time import sleep
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic, sleep
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
@@ -30,3 +30,17 @@ def retried(
                 raise
             sleep(pause)
     raise AssertionError("the last attempt returns or raises")
+
+
+def waiting(patience: float, first: float, most: float) -> Iterator[None]:
+    """The turns of a loop that waits: one at once, others after pauses that double from `first` up to `most` seconds.
+
+    It ends when `patience` seconds are over.
+    """
+    end, pause = monotonic() + patience, first
+    while True:
+        yield
+        if monotonic() > end:
+            return
+        sleep(pause)
+        pause = min(2 * pause, most)

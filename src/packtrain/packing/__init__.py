@@ -14,14 +14,14 @@ from packtrain.core.lazy import lazy_names
 if TYPE_CHECKING:
     from packtrain.packing.arrays import Packing as Packing
     from packtrain.packing.arrays import pack_arrays as pack_arrays
+    from packtrain.packing.pack_plan import EpochCounts as EpochCounts
     from packtrain.packing.pack_plan import EpochPacks as EpochPacks
     from packtrain.packing.pack_plan import Pack as Pack
     from packtrain.packing.pack_plan import PackPlan as PackPlan
+    from packtrain.packing.pack_plan import PlanSummary as PlanSummary
     from packtrain.packing.packing_config import PackingConfig as PackingConfig
     from packtrain.packing.plan_builder import PackProgress as PackProgress
     from packtrain.packing.plan_builder import build_plan as build_plan
-    from packtrain.packing.plan_summary import EpochCounts as EpochCounts
-    from packtrain.packing.plan_summary import PlanSummary as PlanSummary
     from packtrain.packing.schedule import LoaderState as LoaderState
     from packtrain.packing.schedule import Schedule as Schedule
 

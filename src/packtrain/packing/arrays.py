@@ -12,11 +12,11 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.seeds import stream
-from packtrain.packing.even import even_packs
 from packtrain.packing.greedy import balanced_knapsack, first_fit, next_fit
-from packtrain.packing.own import is_own, own_packs
-from packtrain.packing.several import pack_several
+from packtrain.packing.knapsack import even_packs
+from packtrain.packing.multi_resource import pack_several
 from packtrain.packing.sorted_best_fit import group, sorted_best_fit
+from packtrain.packing.user_packer import is_own, own_packs
 
 Effort = Literal["fast", "best"]
 STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_N", "knapsack", "none", "wrapped", "module:function")

@@ -18,9 +18,7 @@ from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError, DataError, PathError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
-from packtrain.packing.draw import Draw, draw_of_table, is_mixed
-from packtrain.packing.overlong import Dropped
-from packtrain.packing.own import packer_source
+from packtrain.packing.cutting import Dropped
 from packtrain.packing.pack_plan import (
     CUT_SCHEMA,
     ENTRY_SCHEMA,
@@ -30,13 +28,19 @@ from packtrain.packing.pack_plan import (
     PACKER_VERSION,
     PLAN,
     VERSION,
+    BlockedCount,
+    BlockedSummary,
+    EpochCounts,
     EpochPacks,
+    LedgerCounts,
     PackPlan,
+    PlanSummary,
     plan_inputs,
 )
 from packtrain.packing.packing_config import PackingConfig
-from packtrain.packing.plan_summary import BlockedCount, BlockedSummary, EpochCounts, LedgerCounts, PlanSummary
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples
+from packtrain.packing.source_repeats import Draw, draw_of_table, is_mixed
+from packtrain.packing.user_packer import packer_source
 from packtrain.packing.windows import (
     TableRows,
     Tail,

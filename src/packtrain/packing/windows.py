@@ -15,10 +15,9 @@ import numpy as np
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
 from packtrain.packing.arrays import WRAPPED, carry_over, pack_matrix, pack_sums, window_size
-from packtrain.packing.overlong import UNLABELLED, Dropped, fit_pieces
+from packtrain.packing.cutting import UNLABELLED, Dropped, Filled, fit_pieces, refuse_media, wrap
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Entries, Samples, Tails, samples_of
-from packtrain.packing.wrapped import Filled, refuse_media, wrap
 
 # Beyond this many rows a window is set even where none was asked for: about 2 GiB of columns.
 LARGEST_WINDOW = 1 << 24

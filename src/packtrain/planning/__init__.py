@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from packtrain.planning.baseline import Baseline as Baseline
+    from packtrain.planning.question import Baseline as Baseline
     from packtrain.planning.question import Question as Question
     from packtrain.planning.study import StudyOutcome as StudyOutcome
     from packtrain.planning.study import StudyProgress as StudyProgress
-    from packtrain.planning.study import make_study as make_study
     from packtrain.planning.study import study_outcome as study_outcome
     from packtrain.planning.study_values import Study as Study
 

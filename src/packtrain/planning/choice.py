@@ -1,16 +1,21 @@
-"""Which of the simulations to train with, and which others are worth knowing."""
+"""Which simulation to train with, which others are worth knowing, and what to change where none fits the GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from packtrain.core.numbers import counted, gib, limits_text, percent, signed_percent, whole_percent
-from packtrain.planning.study_values import Simulation
+import numpy as np
+
+from packtrain.core.numbers import counted, gib, percent, signed_percent, whole_percent
+from packtrain.planning.question import Question
+from packtrain.planning.study_values import Reason, Simulation
 from packtrain.planning.sweep import KEPT
+from packtrain.predicting.values import Load, TrainingSetup
 
 MOST_DROPPED = 0.005  # share of the samples that a recommended packing may leave out
-TOLERATED = 0.25  # how far the samples of a step that nobody has said may move, where that keeps GPUs busy
+TOLERATED = 0.25  # how far the samples of a step may move where the user has not set them, if that keeps GPUs busy
 WORTH_MOVING = 1.1  # how much faster that must be
 KEEPING = 0.05  # of the best speed: what keeping more of the samples may cost
 TIE = 0.01  # speeds that are nearer than this are the same: the estimates are not better
@@ -18,11 +23,11 @@ _SHORTER = 0.8  # of the recommended length: what makes a setting conservative
 _NEARLY_AS_FAST = 0.85  # a longer setting that is slower than this is no alternative
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """The recommended simulation and why it is that one."""
+    """One of the simulations, and why it is that one."""
 
-    simulation: int
+    simulation: int  # its position
     reason: str
 
 
@@ -31,23 +36,23 @@ def dropped_share(simulation: Simulation) -> float:
     return simulation.samples_dropped / (simulation.samples_packed + simulation.samples_dropped)
 
 
-def acceptable(simulations: Sequence[Simulation], samples_per_step: int, *, said: bool = False) -> list[int]:
-    """Those that leave out few samples and keep the samples of a step, nearly where nobody has said how many; where
-    none does, the nearest to it."""
+def acceptable(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False) -> list[int]:
+    """Those that leave out few samples and keep the samples of a step, nearly where it is not fixed; where none
+    does, the nearest to it."""
     least = min(dropped_share(simulation) for simulation in simulations)
     allowed = MOST_DROPPED if least < MOST_DROPPED else least + MOST_DROPPED
     kept = [at for at, simulation in enumerate(simulations) if dropped_share(simulation) < allowed]
     moved = {at: _moved(simulations[at], samples_per_step) for at in kept}
-    return [at for at in kept if moved[at] <= max(KEPT if said else TOLERATED, min(moved.values()))]
+    return [at for at in kept if moved[at] <= max(KEPT if fixed_step else TOLERATED, min(moved.values()))]
 
 
-def choose(simulations: Sequence[Simulation], samples_per_step: int, *, said: bool = False) -> Choice:
-    """The fastest that fits and keeps the samples of a step; where nobody has `said` them, they may move for speed.
+def choose(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False) -> Choice:
+    """The fastest that fits and keeps the samples of a step; unless the step is fixed, they may move for speed.
 
     Speeds are those of the samples in packs, and the samples that fit none are the slowest: for a little speed none is
     given up. Near ties: shorter, then nearer to the bound.
     """
-    kept = acceptable(simulations, samples_per_step, said=said)
+    kept = acceptable(simulations, samples_per_step, fixed_step=fixed_step)
     fitting = [at for at in kept if simulations[at].fits]
     if not fitting:
         return _nothing_fits(simulations, kept)
@@ -63,7 +68,7 @@ def choose(simulations: Sequence[Simulation], samples_per_step: int, *, said: bo
     best = max(simulations[at].tokens_per_second for at in keeping)
     tied = [at for at in keeping if simulations[at].tokens_per_second >= (1 - TIE) * best]
     chosen = min(tied, key=lambda at: _preference(simulations[at]))
-    return Choice(simulation=chosen, reason=_why(simulations, chosen, fitting))
+    return Choice(chosen, _why(simulations, chosen, fitting))
 
 
 def _moved(simulation: Simulation, samples_per_step: int) -> float:
@@ -82,8 +87,7 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int])
     others = f"{counted(len(fitting), 'packing')} that {'fits' if len(fitting) == 1 else 'fit'}"
     if fastest.samples_dropped > mine.samples_dropped:
         more = counted(fastest.samples_dropped - mine.samples_dropped, "sample")
-        name = limits_text(fastest.packing_length, fastest.limits)
-        text += f"; {name} would be {percent(faster)} faster, but leaves out {more} more"
+        text += f"; {fastest.name} would be {percent(faster)} faster, but leaves out {more} more"
     elif faster > 0:
         text += f", within {whole_percent(TIE)} of the fastest of the {others}, and shorter"
     elif len(fitting) > 1:
@@ -94,14 +98,10 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int])
 def _nothing_fits(simulations: Sequence[Simulation], kept: Sequence[int]) -> Choice:
     chosen = min(kept, key=lambda at: simulations[at].memory_bytes)
     mine = simulations[chosen]
-    return Choice(
-        simulation=chosen,
-        reason=f"nothing fits this GPU; {limits_text(mine.packing_length, mine.limits)} needs least, "
-        f"{gib(mine.memory_bytes)}",
-    )
+    return Choice(chosen, f"nothing fits this GPU; {mine.name} needs least, {gib(mine.memory_bytes)}")
 
 
-def efficient(simulations: Sequence[Simulation], chosen: int) -> tuple[int, str] | None:
+def efficient(simulations: Sequence[Simulation], chosen: int) -> Choice | None:
     """A setting that fits and gets more out of the data: faster, or else fuller or with fewer samples left out."""
     mine = simulations[chosen]
     allowed = max(MOST_DROPPED, dropped_share(mine))
@@ -117,14 +117,14 @@ def efficient(simulations: Sequence[Simulation], chosen: int) -> tuple[int, str]
     if not faster and not longer:
         return None
     if faster:
-        found, why = max(faster, key=lambda at: simulations[at].tokens_per_second), "faster"
+        best, why = max(faster, key=lambda at: simulations[at].tokens_per_second), "faster"
     else:
-        found = max(longer, key=lambda at: (simulations[at].tokens_per_second, -simulations[at].packing_length))
+        best = max(longer, key=lambda at: (simulations[at].tokens_per_second, -simulations[at].packing_length))
         why = "nothing that fits is faster; this one is longer and leaves less out"
-    return found, f"{why}: {_compared(simulations[found], mine)}"
+    return Choice(best, f"{why}: {_compared(simulations[best], mine)}")
 
 
-def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | None = None) -> tuple[int, str] | None:
+def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | None = None) -> Choice | None:
     """A setting that needs less memory: the fastest that is clearly shorter, else the shorter one that needs least."""
     mine = simulations[chosen]
     allowed = max(MOST_DROPPED, 2 * dropped_share(mine))
@@ -140,20 +140,185 @@ def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | 
     if not kept:
         return None
     if clearly:
-        found = max(clearly, key=lambda at: simulations[at].tokens_per_second)
+        best = max(clearly, key=lambda at: simulations[at].tokens_per_second)
     else:
-        found = min(kept, key=lambda at: simulations[at].memory_bytes)
-    return found, f"less memory: {_compared(simulations[found], mine)}"
+        best = min(kept, key=lambda at: simulations[at].memory_bytes)
+    return Choice(best, f"less memory: {_compared(simulations[best], mine)}")
 
 
 def _compared(one: Simulation, mine: Simulation) -> str:
     """What another setting changes, in numbers."""
     speed = signed_percent(one.tokens_per_second / mine.tokens_per_second - 1)
     return (
-        f"{limits_text(one.packing_length, one.limits)}: {one.tokens_per_second:,.0f} real tokens/s ({speed} against "
+        f"{one.name}: {one.tokens_per_second:,.0f} real tokens/s ({speed} against "
         f"{mine.tokens_per_second:,.0f}), "
         f"fill {percent(one.fill)} (against {percent(mine.fill)}), "
         f"{gib(one.memory_bytes)} on the fullest GPU ({gib(mine.memory_bytes)}), "
         f"{counted(one.samples_dropped, 'sample')} dropped ({mine.samples_dropped:,}), "
         f"{one.samples_per_step:,.0f} samples per step ({mine.samples_per_step:,.0f})"
+    )
+
+
+_LIMIT_STEP = 1_024  # patches: a limit that reads well
+_PATCHES = "max_patches_per_pack"
+_FREE = {"chunked_loss", "attention"}  # options that have no price
+_DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer patches in a pack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """How to train instead, and the limits to pack with."""
+
+    setup: TrainingSetup
+    limits: tuple[Mapping[str, int], ...]
+    changes: tuple[Reason, ...]
+    enough: bool  # something fits now
+    worst: Load  # the heaviest pack of the packing that needs least
+
+
+def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
+    """Turn options on until a packing that keeps the samples fits; those that turn out not to be needed stay off."""
+    fixed = question.baseline.sets_step
+    kept = [simulations[at] for at in acceptable(simulations, question.samples_per_step, fixed_step=fixed)]
+    before = min(kept, key=lambda one: one.memory_bytes)
+    setup = question.setup
+    options: list[_Option] = []
+    limits: tuple[Mapping[str, int], ...] = ()
+    ladder = _ladder(question, before.worst)
+    cheap = sum(option.setting not in _DRASTIC for option in ladder)
+    for number, option in enumerate(ladder, start=1):
+        then = _with_options(setup, [option])
+        if question.memory_of(before.worst, then).total < question.memory_of(before.worst, setup).total:
+            setup = then
+            options.append(option)
+        if _any_fits(question, kept, setup):
+            break
+        limits = patch_limits(question, kept, setup) if number >= cheap else ()
+        if limits:
+            break
+    enough = bool(limits) or _any_fits(question, kept, setup)
+    if enough and not limits:
+        options = _needed(question, kept, options)
+        setup = _with_options(question.setup, options)
+    changes = _explained(question, before, options)
+    if limits:
+        smallest = min(limits, key=lambda one: one["packing_length"])
+        changes += (_limit_change(smallest[_PATCHES], smallest["packing_length"]),)
+    return Room(setup=setup, limits=limits, changes=changes, enough=enough, worst=before.worst)
+
+
+def patch_limits(question: Question, kept: Sequence[Simulation], setup: TrainingSetup) -> tuple[Mapping[str, int], ...]:
+    """For each length the most patches that fit, where nearly every sample stays below."""
+    patches = question.rows.samples["patches"]
+    floor = int(np.quantile(patches, 1 - MOST_DROPPED / 2, method="higher"))
+    found = []
+    for one in kept:
+        low, high = floor // _LIMIT_STEP, one.worst.patches // _LIMIT_STEP
+        if not floor or not question.fits(_with_patches(one.worst, (low + 1) * _LIMIT_STEP), setup):
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = question.fits(_with_patches(one.worst, middle * _LIMIT_STEP), setup)
+            low, high = (middle, high) if fits else (low, middle)
+        limit = max(low * _LIMIT_STEP, floor)
+        found.append({"packing_length": one.packing_length, **one.limits, "max_patches_per_pack": limit})
+    return tuple(found)
+
+
+class _Option(NamedTuple):
+    """An option that saves memory, and its price."""
+
+    setting: str
+    to: object
+    cost: str
+
+
+def _ladder(question: Question, worst: Load) -> list[_Option]:
+    """Options from those that cost nothing to those that train something else; none that needs a missing package."""
+    setup, gpus = question.setup, question.setup.gpus
+    deepspeed, bitsandbytes = (package not in question.missing for package in ("deepspeed", "bitsandbytes"))
+    full, vision = setup.method == "full", worst.patches > 0 and setup.train_vision
+    quarter = max(worst.largest_patches, worst.patches // 4)
+    ladder = (
+        (True, "chunked_loss", True, "the loss is the same"),
+        (True, "gradient_checkpointing", True, "each layer of the language model runs forward twice"),
+        (True, "attention", "varlen", "needs a GPU with flash kernels"),
+        (vision, "vision_checkpointing", True, "each layer of the vision encoder runs forward twice"),
+        (vision, "vision_batch_patches", quarter, "the encoder runs several times with fewer patches"),
+        (
+            deepspeed and gpus > 1 and setup.sharding in ("ddp", "zero1"),
+            *("sharding", "zero2", "gradients are reduced in every micro-batch"),
+        ),
+        (gpus > 1, "sharding", "fsdp", "weights are gathered in every micro-batch"),
+        (
+            bitsandbytes and full,
+            *("optimizer", "adamw_8bit", "optimizer states are quantized, and weights have no fp32 masters"),
+        ),
+        (full, "method", "lora", "adapters are trained instead of the weights"),
+        (bitsandbytes, "method", "qlora", "adapters are trained on 4-bit weights"),
+    )
+    return [_Option(name, to, cost) for usable, name, to, cost in ladder if usable and getattr(setup, name) != to]
+
+
+def _needed(question: Question, kept: Sequence[Simulation], options: Sequence[_Option]) -> list[_Option]:
+    """Leave out, the most costly first, what is not needed; what costs nothing stays."""
+    needed = list(options)
+    for option in [option for option in reversed(options) if option.setting not in _FREE]:
+        fewer = [other for other in needed if other is not option]
+        if _any_fits(question, kept, _with_options(question.setup, fewer)):
+            needed = fewer
+    return needed
+
+
+def _with_options(setup: TrainingSetup, options: Sequence[_Option]) -> TrainingSetup:
+    for option in options:
+        setup = replace(setup, **{option.setting: option.to})  # type: ignore[arg-type]
+    return setup
+
+
+def _explained(question: Question, before: Simulation, options: Sequence[_Option]) -> tuple[Reason, ...]:
+    reasons, setup = [], question.setup
+    for option in options:
+        changed = _with_options(setup, [option])
+        saved = question.memory_of(before.worst, setup).total - question.memory_of(before.worst, changed).total
+        reason = f"saves {gib(saved)} at packing_length {before.packing_length:,}; {option.cost}"
+        old, new = shown_setting(getattr(setup, option.setting)), shown_setting(option.to)
+        reasons.append(Reason(option.setting, old, new, reason))
+        setup = changed
+    return tuple(reasons)
+
+
+def shown_setting(value: object) -> str:
+    """A setting as a config would have it."""
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def changes_for(room: Room, one: Simulation) -> tuple[Reason, ...]:
+    """The changes as this packing has them: every length has its own limit on patches, and some need none."""
+    changes = tuple(change for change in room.changes if change.parameter != _PATCHES)
+    if len(changes) == len(room.changes) or _PATCHES not in one.limits:
+        return changes
+    return (*changes, _limit_change(one.limits[_PATCHES], one.packing_length))
+
+
+def _limit_change(limit: int, length: int) -> Reason:
+    why = f"keeps the vision encoder within memory at packing_length {length:,}"
+    return Reason(_PATCHES, "no limit", f"{limit:,}", why)
+
+
+def _any_fits(question: Question, kept: Sequence[Simulation], setup: TrainingSetup) -> bool:
+    return any(question.fits(one.worst, setup) for one in kept)
+
+
+def _with_patches(worst: Load, patches: int) -> Load:
+    """The same load with fewer patches, and media tokens in proportion."""
+    share = min(1.0, patches / worst.patches) if worst.patches else 1.0
+    return replace(
+        worst,
+        patches=min(patches, worst.patches),
+        squared_patches=round(worst.squared_patches * share),
+        largest_patches=min(worst.largest_patches, patches),
+        vision_tokens=round(worst.vision_tokens * share),
     )

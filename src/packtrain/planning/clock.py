@@ -1,14 +1,14 @@
-"""How long an epoch takes, from the passes that it consists of and the steps that they make up."""
+"""The forward passes of an epoch as columns (packs, or padded batches), and how long they take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.schedule import arrange, turned
-from packtrain.planning.passes import PassColumns, one_pass
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.time import (
     Coefficients,
@@ -21,6 +21,60 @@ from packtrain.predicting.time import (
     work_seconds,
 )
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
+
+FIELDS = tuple(field.name for field in fields(Load))
+_FROM_PLANS = {"squared_tokens": "attention"}  # where a plan has another name for it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassColumns:
+    """One array for each field of a Load, one number for each pass."""
+
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.columns["tokens"])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def load(self, number: int) -> Load:
+        """One pass."""
+        return Load(**{name: int(self.columns[name][number]) for name in FIELDS})
+
+    def worst(self) -> Load:
+        """The largest of every number: no pass needs more, and usually none needs all of it at once."""
+        return Load(**{name: int(self.columns[name].max()) for name in FIELDS})
+
+    def mean(self) -> Load:
+        """An average pass."""
+        return Load(**{name: round(float(self.columns[name].mean())) for name in FIELDS})
+
+    def filled(self, length: int) -> PassColumns:
+        """Rows of one length, as compiled layers compute them: what a pack leaves free is one more sample."""
+        free = np.maximum(length - self.columns["tokens"], 0)
+        more = {
+            "tokens": self.columns["tokens"] + free,
+            "squared_tokens": self.columns["squared_tokens"] + free * free,
+            "longest": np.maximum(self.columns["longest"], free),
+        }
+        return PassColumns({**self.columns, **more})
+
+    def take(self, order: np.ndarray) -> PassColumns:
+        """Some of the passes, in another order."""
+        return PassColumns({name: column[order] for name, column in self.columns.items()})
+
+
+def pack_passes(loads: Mapping[str, np.ndarray]) -> PassColumns:
+    """Packs are rows of their own; a pack's numbers come under the names that plans have for them."""
+    found = {name: loads[_FROM_PLANS.get(name, name)] for name in FIELDS if name != "rows"}
+    return PassColumns({**found, "rows": np.ones_like(found["tokens"])})
+
+
+def one_pass(load: Load) -> PassColumns:
+    """A single pass as columns."""
+    return PassColumns({name: np.array([getattr(load, name)]) for name in FIELDS})
+
 
 _MEET_ONCE = ("ddp", "zero1")  # gradients are exchanged once a step
 _PROBE = 1 << 12  # tokens; what is measured with it is linear, so that any number would do
@@ -105,7 +159,7 @@ class Clock:
 
     def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
         """Passes behind their launches; those without patches are spared the encoder's, and waiting for it."""
-        chosen = self.coefficients or default_coefficients(self.gpu, compiled=self.setup.compiled)
+        chosen = self.coefficients or default_coefficients(compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
         waited = waiting_seconds(self.shape, self.setup, image, chosen) if waits(self.shape) else 0.0

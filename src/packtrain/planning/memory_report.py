@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from packtrain.core.numbers import counted
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PACK_SCHEMA, PackPlan
-from packtrain.planning.passes import PassColumns
+from packtrain.planning.choice import make_room
+from packtrain.planning.clock import FIELDS, PassColumns
+from packtrain.planning.dataset_statistics import largest_image_patches, tiles_of
 from packtrain.planning.question import Question
 from packtrain.planning.recommend import Findings
-from packtrain.planning.room import make_room
-from packtrain.planning.study_values import Beside, Combination, MemoryReport, Simulation
+from packtrain.planning.study_values import (
+    Beside,
+    Combination,
+    MemoryReport,
+    Simulation,
+)
 from packtrain.planning.sweep import simulate
-from packtrain.planning.tiles import largest_image_patches, tiles_of
-from packtrain.planning.views import heaviest_pack, sample_ids
 from packtrain.predicting.host import HostNeeds, host_needs
 from packtrain.predicting.memory import vision_layer_parts
-from packtrain.predicting.options import NOTHING, Resource, Saving, WorstPack, explain_worst, savings
-from packtrain.predicting.values import TrainingSetup
+from packtrain.predicting.options import NOTHING, Saving, savings
+from packtrain.predicting.values import Load, TrainingSetup
 
+_NAMED = 3  # samples of the heaviest pack that a sentence names
 _REPACKED = 100_000  # rows that are packed again to see what another limit would change
 _COMFORTABLE = 0.6  # of a GPU: what leaves room for surprises
 WORKERS, GPUS_PER_NODE = 4, 8  # of each GPU's loader, and of a node: what host needs are computed for
+_EXACT = 16  # packs whose memory is estimated one by one, after a first look at all
 _Tried = tuple[str, str, Simulation, int]  # option, change, what packing is like with it, samples filtered out
 
 
@@ -49,13 +56,7 @@ def memory_report(found: Findings, plan: PackPlan, passes: PassColumns) -> Memor
         worst_pack=number,
         worst_samples=ids,
         savings=_savings(found, passes),
-        sentences=explain_worst(
-            WorstPack(
-                number=number, tokens=heaviest.tokens, patches=heaviest.patches, images=heaviest.images, samples=ids
-            ),
-            _resources(found),
-            packing_length=one.packing_length,
-        ),
+        sentences=explain_worst(number, heaviest, ids, _resources(found), packing_length=one.packing_length),
         host=_host(question, found.table, plan, one),
     )
 
@@ -64,7 +65,7 @@ def _beside(found: Findings) -> Iterator[Beside]:
     """What was asked for, where options had to be turned on, and the padded run."""
     question, padded = found.question, found.padded[0]
     if found.room is not None:
-        asked = question.memory_of(found.room.worst, question.asked)
+        asked = question.memory_of(found.room.worst, question.requested)
         yield Beside(name="as asked for", estimate=asked, fits=asked.total <= question.usable_bytes)
     name = question.baseline.name.removeprefix("a ")
     yield Beside(name=name, estimate=question.padded_memory_of(padded.worst), fits=padded.fits)
@@ -82,7 +83,7 @@ def comfortable(found: Findings) -> Combination | None:
     if packed is None:
         return None
     limits = {name: f"{value:,}" for name, value in settings.items() if dict(one.settings).get(name) != value}
-    options = {change.setting: change.after for change in room.changes if change.setting not in settings}
+    options = {change.parameter: change.packing for change in room.changes if change.parameter not in settings}
     return Combination(
         changes=tuple(f"{name} {value}" for name, value in {**limits, **options}.items()),
         memory_bytes=packed.memory_bytes,
@@ -162,53 +163,90 @@ def _largest_image(found: Findings) -> int:
     return found.table.largest_image() or largest_image_patches(samples)
 
 
-def _resources(found: Findings) -> Sequence[Resource]:
-    """What the worst case is told about: images, tiles, patches and vision tokens, where there are any."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceUse:
+    """The most of one resource that a pack of the plan has, and what the settings allow."""
+
+    name: str  # in the plural: images, tiles, patches, vision tokens
+    most: int
+    setting: str = ""  # the limit's name
+    limit: int | None = None
+    tokens_each: int | None = None  # the fewest tokens that one of these takes up
+    product: int | None = None  # of other limits, where it has none of its own
+
+    def explained(self, packing_length: int) -> str:
+        """Whether its limit can stop a pack, as a sentence."""
+        text = f"A micro-batch has at most {self.most:,} {self.name}"
+        if self.limit is None:
+            whole = "" if self.product is None else f"; the product of the limits is {self.product:,}"
+            return f"{text}{whole}; no limit on {self.name} is set."
+        setting, tokens = f"{self.setting} {self.limit:,}", self.tokens_each
+        if tokens is not None and (held := packing_length // tokens) < self.limit:
+            full = f"{packing_length:,} tokens hold at most {held:,} {self.name} of {tokens:,} tokens"
+            return f"{text}; {full}, so {setting} never binds."
+        return f"{text}; {setting} {'binds' if self.most >= self.limit else 'does not bind in this plan'}."
+
+
+def explain_worst(
+    number: int, heaviest: Load, ids: Sequence[str], resources: Iterable[ResourceUse], *, packing_length: int
+) -> tuple[str, ...]:
+    """The worst case in sentences: the samples of the heaviest pack, and how much of each resource a pack can have."""
+    more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
+    pack = (
+        f"Pack {number:,} needs the most memory: {heaviest.tokens:,} of {packing_length:,} tokens, "
+        f"{heaviest.patches:,} patches and {heaviest.images:,} images from {counted(len(ids), 'sample')} "
+        f"({', '.join(ids[:_NAMED])}{more})."
+    )
+    return (pack, *(resource.explained(packing_length) for resource in resources))
+
+
+def _resources(found: Findings) -> list[ResourceUse]:
+    """Images, tiles, patches and vision tokens, where there are any."""
     one = found.chosen
-    worst, samples = one.worst, found.question.rows.samples
+    worst, samples, limits = one.worst, found.question.rows.samples, one.limits
     if not worst.patches:
-        return ()
-    shown = samples["images"] > 0
-    each = int((samples["vision_tokens"][shown] // samples["images"][shown]).min()) if shown.any() else None
-    limit = one.limits.get("max_images_per_pack")
+        return []
+    limit = limits.get("max_images_per_pack")
     largest = 0 if limit is None else _largest_image(found)
-    resources = [
-        Resource(
+    resources = []
+    if worst.images:
+        shown = samples["images"] > 0
+        each = int((samples["vision_tokens"][shown] // samples["images"][shown]).min()) if shown.any() else 0
+        resources.append(
+            ResourceUse(
+                name="images",
+                most=worst.images,
+                setting="max_images_per_pack",
+                limit=limit,
+                tokens_each=each or None,
+            )
+        )
+    if tiles_of(samples) is not None:
+        of_one = worst.largest_patches  # all tiles are of one size
+        product = None if limit is None else limit * (largest // of_one)
+        resources.append(ResourceUse(name="tiles", most=worst.patches // of_one, product=product))
+    return [
+        *resources,
+        ResourceUse(
             name="patches",
-            worst_pack=worst.patches,
-            worst_pass=worst.patches,
+            most=worst.patches,
             setting="max_patches_per_pack",
-            limit=one.limits.get("max_patches_per_pack"),
-            multiplied=None if limit is None or worst.frames else limit * largest,
+            limit=limits.get("max_patches_per_pack"),
+            product=None if limit is None or worst.frames else limit * largest,
         ),
-        Resource(
+        ResourceUse(
             name="vision tokens",
-            worst_pack=worst.vision_tokens,
-            worst_pass=worst.vision_tokens,
+            most=worst.vision_tokens,
             setting="max_vision_tokens_per_pack",
-            limit=one.limits.get("max_vision_tokens_per_pack"),
+            limit=limits.get("max_vision_tokens_per_pack"),
             tokens_each=1,
         ),
     ]
-    if tiles_of(samples) is not None:
-        of_one = worst.largest_patches  # all tiles are of one size
-        tiles = worst.patches // of_one
-        most = None if limit is None else limit * (largest // of_one)
-        resources.insert(0, Resource(name="tiles", worst_pack=tiles, worst_pass=tiles, multiplied=most))
-    images = Resource(
-        name="images",
-        worst_pack=worst.images,
-        worst_pass=worst.images,
-        setting="max_images_per_pack",
-        limit=limit,
-        tokens_each=each or None,
-    )
-    return [images, *resources] if worst.images else resources
 
 
 def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation) -> HostNeeds:
     epoch = plan.epoch(0)
-    size = 8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.epochs
+    size = 8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.epochs
     return host_needs(
         shape=question.shape,
         setup=question.setup,
@@ -222,3 +260,39 @@ def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation)
 
 def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def heaviest_pack(question: Question, passes: PassColumns) -> int:
+    """The pack that needs most memory, estimated exactly for those that it can be.
+
+    Memory is largest at one of several moments, which different things decide: candidates are the packs with most of
+    each, and those that a linear look at all of them together finds.
+    """
+    worst = passes.worst()
+    whole = question.memory_of(worst).total
+    score = np.zeros(len(passes))
+    found: set[int] = {int(passes[name].argmax()) for name in FIELDS}
+    for names in (
+        ("tokens", "longest", "samples"),
+        ("supervised_tokens",),
+        ("patches", "squared_patches", "vision_tokens"),
+    ):
+        half = replace(worst, **{name: getattr(worst, name) // 2 for name in names})
+        if getattr(worst, names[0]):
+            saved = whole - question.memory_of(half).total
+            score += passes[names[0]] * (2 * saved / getattr(worst, names[0]))
+            found |= _most(passes[names[0]])
+    candidates = sorted(found | _most(score))
+    return max(candidates, key=lambda number: question.memory_of(passes.load(number)).total)
+
+
+def _most(values: np.ndarray) -> set[int]:
+    return set(np.argsort(-values, kind="stable")[:_EXACT].tolist())
+
+
+def sample_ids(plan: PackPlan, table: CostTable, number: int) -> tuple[str, ...]:
+    """The samples of one pack, the longest first."""
+    rows = np.unique(plan.epoch(0).pack(number).rows)
+    found = table.rows(("id", "tokens"), rows)
+    order: Sequence[int] = np.argsort(-found["tokens"], kind="stable").tolist()
+    return tuple(str(found["id"][at]) for at in order)

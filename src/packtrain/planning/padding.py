@@ -11,8 +11,7 @@ from packtrain.core.seeds import stream
 from packtrain.packing.arrays import pack_sums
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples
-from packtrain.planning.clock import Clock
-from packtrain.planning.passes import PassColumns
+from packtrain.planning.clock import Clock, PassColumns
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import PaddedRun
 

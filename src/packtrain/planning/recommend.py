@@ -1,19 +1,18 @@
-"""The recommendation: pack or not, with which settings, why, and what else could be done."""
+"""The recommendation: pack or not, with which settings and why, and what else could be done."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from packtrain.core.numbers import about, counted, duration, gib, limits_text, percent, whole_percent
+from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent, whole_percent
 from packtrain.measuring.table import CostTable
-from packtrain.planning.choice import Choice, conservative, efficient
-from packtrain.planning.configs import ConfigDraft, packed_config, packed_reasons, padded_config, padded_reasons
+from packtrain.planning.choice import Choice, Room, changes_for, conservative, efficient, shown_setting
+from packtrain.planning.configs import RATES, ConfigDraft, packed_config, padded_config, training_section
 from packtrain.planning.question import Question
-from packtrain.planning.room import Room, RoomOption, changes_for
-from packtrain.planning.smaller_media import MediaOption
-from packtrain.planning.study_values import Alternative, PaddedRun, Recommendation, Simulation, Trouble
+from packtrain.planning.study_values import Alternative, PaddedRun, Reason, Recommendation, Simulation, Trouble
+from packtrain.planning.sweep import KEPT, MediaOption
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels
@@ -41,7 +40,7 @@ class Findings:
         return self.simulations[self.choice.simulation]
 
     @property
-    def changes(self) -> tuple[RoomOption, ...]:
+    def changes(self) -> tuple[Reason, ...]:
         """What was changed so that the recommended simulation fits."""
         return changes_for(self.room, self.chosen) if self.room else ()
 
@@ -77,9 +76,9 @@ def recommend(found: Findings, advice: tuple[str, ...], trouble: tuple[Trouble, 
         changes=found.changes,
     )
     if found.helps:
-        config, reasons = packed_config(draft), packed_reasons(draft, found.choice.reason)
+        config, reasons = packed_config(draft), _packed_reasons(draft, found.choice.reason)
     else:
-        config, reasons = padded_config(draft, found.best), padded_reasons(draft, found.best)
+        config, reasons = padded_config(draft, found.best), _padded_reasons(draft, found.best)
     return Recommendation(
         packing=found.helps,
         verdict=verdict(found),
@@ -119,8 +118,10 @@ def _made_room(found: Findings) -> str:
     question = found.question
     if not found.changes:
         return "."
-    text = "; that fits because of " + ", ".join(f"{change.setting} {change.after}" for change in found.changes) + "."
-    if not any(change.setting == "optimizer" for change in found.changes):
+    text = (
+        "; that fits because of " + ", ".join(f"{change.parameter} {change.packing}" for change in found.changes) + "."
+    )
+    if not any(change.parameter == "optimizer" for change in found.changes):
         return text
     lora = question.memory_of(found.chosen.worst, replace(question.setup, optimizer="adamw", method="lora")).total
     return (
@@ -181,19 +182,197 @@ def rule_of_thumb(found: Findings) -> str:
 def _alternatives(found: Findings, draft: ConfigDraft) -> tuple[Alternative, ...]:
     chosen = found.choice.simulation
     more = efficient(found.simulations, chosen)
-    less = conservative(found.simulations, chosen, besides=more[0] if more else None)
-
-    def alternative(name: Literal["efficient", "conservative"], other: tuple[int, str]) -> Alternative:
-        at, reason = other
-        config = packed_config(replace(draft, simulation=found.simulations[at]))
-        return Alternative(name=name, simulation=at, reason=reason, config=config)
-
-    return (
-        *((alternative("efficient", more),) if more else ()),
-        *((alternative("conservative", less),) if less else ()),
+    less = conservative(found.simulations, chosen, besides=more.simulation if more else None)
+    named: tuple[tuple[Literal["efficient", "conservative"], Choice | None], ...]
+    named = (("efficient", more), ("conservative", less))
+    return tuple(
+        Alternative(
+            name=name,
+            simulation=other.simulation,
+            reason=other.reason,
+            config=packed_config(replace(draft, simulation=found.simulations[other.simulation])),
+        )
+        for name, other in named
+        if other is not None
     )
 
 
-def described(simulation: Simulation) -> str:
-    """A simulation by its settings."""
-    return limits_text(simulation.packing_length, simulation.limits)
+# ---- reasons
+
+
+def _packed_reasons(draft: ConfigDraft, why_length: str) -> tuple[Reason, ...]:
+    """One line for each value of the config."""
+    reasons = (*_data_reasons(draft, why_length), *_step_reasons(draft), *_interval_reasons(draft))
+    memory = _memory_reason(draft, draft.simulation.memory_bytes, "pack")
+    compiled: tuple[Reason, ...] = ()
+    if draft.question.setup.compiled and not draft.question.baseline.compiled:
+        why = "packs have static shapes, so their layers are compiled on a GPU; training.compile decides it"
+        compiled = (Reason("compile", "false", "true (follows)", why),)
+    return _with_old_values(draft.question, (*reasons, *memory, *_changed_settings(draft), *compiled))
+
+
+def _padded_reasons(draft: ConfigDraft, run: PaddedRun) -> tuple[Reason, ...]:
+    """What there is to say when nothing is packed, and this run is recommended."""
+    padded, baseline = draft.padded, draft.question.baseline
+    longest = f"{padded.worst.longest:,}"
+    over = f"longer samples would be left out, but none is: the longest has {longest} tokens"
+    if run.dropped:
+        over = f"longer samples are left out: {run.dropped:,} of them, with up to {longest} tokens"
+    reasons = [
+        Reason("packing", "false", "false", "packing would not help here"),
+        Reason(
+            "packing_length",
+            f"{longest} at most",
+            f"{draft.simulation.packing_length:,}",
+            f"{over}; with packing: true, the tokens of a pack",
+        ),
+    ]
+    if run.batch_size != padded.batch_size:
+        sizes = str(padded.batch_size), str(run.batch_size)
+        reasons.append(Reason("per_device_train_batch_size", *sizes, "the fastest that fits"))
+    grouped = run.order == "by_length"
+    if grouped != baseline.group_by_length:
+        reason = f"{percent(run.waste)} of these batches is padding, {percent(padded.waste)} in {baseline.name}"
+        reasons.append(Reason("group_by_length", shown_setting(not grouped), shown_setting(grouped), reason))
+    if draft.question.setup.compiled and not baseline.compiled:
+        reasons.append(Reason("compile", "false", "true", "compiled layers are faster, after the first steps"))
+    memory = _memory_reason(draft, run.memory_bytes, "batch")
+    return _with_old_values(draft.question, (*reasons, *memory, *_changed_settings(draft)))
+
+
+def _with_old_values(question: Question, reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+    """The user's value beside each; a run that nobody trains has none."""
+    given = {name: value for values in question.base.values() for name, value in values.items()}
+
+    def old(reason: Reason) -> str:
+        if reason.parameter in given:
+            return shown_setting(given[reason.parameter])
+        return reason.baseline if question.baseline.today else ""
+
+    return tuple(replace(reason, baseline=old(reason)) for reason in reasons)
+
+
+def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
+    one, padded, packing = draft.simulation, draft.padded, draft.question.packing
+    padding = f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding"
+    bound = f"{counted(one.packs, 'pack')}, of at least {one.bound:,} that any packing needs; {percent(one.fill)} full"
+    first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
+    needed = {change.parameter: f"{change.reason}; " for change in draft.changes}
+    limits = [
+        Reason(name, "no limit", f"{value:,}", f"{needed.get(name, '')}used up first in packs: {first}")
+        for name, value in one.limits.items()
+    ]
+    overlong = "every sample fits"
+    if one.samples_dropped:
+        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in the ledger"
+    refilled = "emptier packs of a window are packed again with the next one"
+    if packing.packing_window is None:
+        refilled = "only matters with windows: all samples are packed together here"
+    return [
+        Reason("packing", "false", "true", padding),
+        Reason("packing_length", f"{padded.worst.longest:,} at most", f"{one.packing_length:,}", why_length),
+        Reason("packing_strategy", "none", packing.packing_strategy, bound),
+        *limits,
+        Reason("overlong", packing.overlong, packing.overlong, overlong),
+        Reason("packing_min_fill_ratio", "none", f"{packing.packing_min_fill_ratio:g}", refilled),
+        Reason("packing_drop_last", "false", shown_setting(packing.packing_drop_last), _last_step(draft)),
+        Reason(
+            *("packing_buffer", "none", f"{packing.packing_buffer:,}"),
+            "look-ahead for streams that cannot be measured first",
+        ),
+        Reason(
+            "eval_packing", "false", "true", "evaluation saves the same padding, and its loss is summed over tokens"
+        ),
+    ]
+
+
+def _last_step(draft: ConfigDraft) -> str:
+    one = draft.simulation
+    tail = one.packs % one.packs_per_step
+    if not tail:
+        return "the packs fill every step: there is nothing to drop"
+    if draft.question.packing.packing_drop_last:
+        return f"the last step would have {counted(tail, 'pack')} only, which every epoch leaves out"
+    return f"the last step has {counted(one.packs_per_step - tail, 'pack')} fewer; empty packs without loss complete it"
+
+
+def _step_reasons(draft: ConfigDraft) -> list[Reason]:
+    question, one = draft.question, draft.simulation
+    baseline, gpus, before = question.baseline, question.setup.gpus, question.samples_per_step
+    packs = counted(one.packs_per_step, "pack")
+    source = "asked for" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
+    size = (
+        f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
+        f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "
+        f"({signed_percent(one.samples_per_step / before - 1)} against the {before:,} {source})"
+    )
+    steps = f"{counted(one.steps, 'step')} an epoch"
+    if baseline.today and one.steps != draft.padded.steps:
+        steps += f" instead of {draft.padded.steps:,}"
+    return [
+        Reason("effective_batch_size", f"{before:,}", f"{draft.samples_per_step:,}", size),
+        Reason(
+            *("per_device_train_batch_size", str(baseline.per_device_batch_size), "1 (follows)"),
+            "one pack is one row; a longer pack replaces more rows",
+        ),
+        Reason(
+            *("gradient_accumulation_steps", str(baseline.accumulation(gpus)), f"{one.micro_batches} (follows)"),
+            f"{packs} per step on {counted(gpus, 'GPU')}",
+        ),
+        Reason("num_train_epochs", str(baseline.epochs), str(baseline.epochs), steps),
+    ]
+
+
+def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
+    baseline, new = draft.question.baseline, draft.intervals
+    reasons = []
+    for name in RATES:
+        if (rate := getattr(baseline, name)) is None:
+            continue
+        reason = "unchanged: a step has about as many samples as before"
+        if new.moved:
+            reason = (
+                f"samples per step x {new.factor:.2f}: scaled by the square root of it, for Adam; the linear rule "
+                f"would give {rate * new.factor:.3g}"
+            )
+        reasons.append(Reason(name, f"{rate:g}", f"{getattr(new, name):g}", reason))
+    if baseline.warmup_steps is not None:
+        reasons.append(
+            Reason("warmup_steps", str(baseline.warmup_steps), str(new.warmup_steps), "as many samples as before")
+        )
+    elif (ratio := baseline.warmup_ratio) is not None:
+        steps = round(new.steps * baseline.epochs * ratio)
+        reasons.append(Reason("warmup_ratio", f"{ratio:g}", f"{ratio:g}", f"a share of all steps: {steps:,} now"))
+    written = training_section(draft, new, packed=True)
+    for name, noun in (("eval_steps", "evaluation"), ("save_steps", "save"), ("logging_steps", "log line")):
+        if name in written:
+            reasons.append(_interval_reason(draft, name, noun))
+    if (delay := baseline.save_delay_steps) is not None:
+        kept = new.save_delay_steps == delay or abs(new.save_delay_steps * new.factor / delay - 1) < KEPT
+        reason = "after as many samples as before" if kept else f"half of the run: it has {new.steps:,} steps an epoch"
+        reasons.append(Reason("save_delay_steps", str(delay), str(new.save_delay_steps), reason))
+    return reasons
+
+
+def _interval_reason(draft: ConfigDraft, name: str, noun: str) -> Reason:
+    new, given = getattr(draft.intervals, name), getattr(draft.question.baseline, name)
+    one = draft.simulation
+    times, whole = one.steps / new, one.samples_packed * draft.question.baseline.epochs
+    every = min(round(new * one.samples_per_step), whole)
+    reason = f"{times:.3g} {noun}{'' if round(times, 2) == 1 else 's'} an epoch, one every {every:,} samples"
+    if given is not None:
+        reason += f" (every {given * draft.question.samples_per_step:,} before)"
+    return Reason(name, "not set" if given is None else f"{given:,}", f"{new:,}", reason)
+
+
+def _changed_settings(draft: ConfigDraft) -> list[Reason]:
+    """What was changed to make room; limits have a reason of their own."""
+    return [change for change in draft.changes if change.parameter not in draft.simulation.limits]
+
+
+def _memory_reason(draft: ConfigDraft, memory_bytes: int, what: str) -> tuple[Reason, ...]:
+    if any(change.parameter == "gradient_checkpointing" for change in draft.changes):
+        return ()
+    on = shown_setting(draft.question.setup.gradient_checkpointing)
+    memory = f"{gib(memory_bytes)} of {gib(draft.question.gpu.memory_bytes)} with the worst {what}"
+    return (Reason("gradient_checkpointing", on, on, memory),)

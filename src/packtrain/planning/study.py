@@ -4,42 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ParamSpec
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.statistics import unread_note
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan
-from packtrain.planning.baseline import Baseline
-from packtrain.planning.choice import Choice, acceptable, choose
+from packtrain.packing.resources import EXTRAS, RESOURCES
+from packtrain.packing.schedule import balance_table
+from packtrain.planning.advice import hints, trouble
+from packtrain.planning.choice import Choice, Room, acceptable, choose, make_room
+from packtrain.planning.clock import PassColumns, pack_passes
 from packtrain.planning.dataset_statistics import dataset_stats
-from packtrain.planning.hints import hints
 from packtrain.planning.memory_report import memory_report
 from packtrain.planning.padding import best_padded, padded_runs, padding_cost
-from packtrain.planning.question import Question, packing_from
+from packtrain.planning.question import UNDECIDED, Baseline, Question
 from packtrain.planning.recommend import Findings, recommend
-from packtrain.planning.room import Room, make_room
-from packtrain.planning.rows import MOST_ROWS, read_rows
-from packtrain.planning.smaller_media import smaller_media
-from packtrain.planning.study_values import Simulation, Study
-from packtrain.planning.sweep import default_lengths, pack_rows, sweep
-from packtrain.planning.trouble import trouble
-from packtrain.planning.views import balance_rows, picture, plan_passes
-from packtrain.predicting.calibration import Fit
-from packtrain.predicting.gpus import Gpu
-from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
-from packtrain.predicting.time import Coefficients, work_seconds
-from packtrain.predicting.values import ModelShape, TrainingSetup
+from packtrain.planning.study_values import PicturePack, PictureSample, Simulation, Study
+from packtrain.planning.sweep import default_lengths, pack_rows, smaller_media, sweep
+from packtrain.predicting.time import work_seconds
+from packtrain.predicting.values import ModelShape
 
-P = ParamSpec("P")
-_NO_PACKING: Mapping[str, object] = {}
-_NO_CONFIG: Mapping[str, Mapping[str, Any]] = {}
-_TODAY = Baseline()
+SHOWN = 40  # packs of the picture
+RANKS = (1, 2, 8)  # times the GPUs there are, two at least
+
+
+SHOWN = 40  # packs of the picture
+RANKS = (1, 2, 8)  # times the GPUs there are, two at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,59 +57,22 @@ class StudyOutcome:
 
 def study_outcome(
     table: CostTable,
+    question: Question,
     *,
-    shape: ModelShape,
-    model: str,
-    gpu: Gpu,
-    setup: TrainingSetup,
-    baseline: Baseline = _TODAY,
     lengths: Sequence[int] | None = None,
     limits: Sequence[Mapping[str, int]] = (),
-    epochs: int | None = None,
-    seed: int = 0,
-    packing: Mapping[str, object] = _NO_PACKING,
-    time: Coefficients | None = None,
-    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS,
-    padded_fit: Fit | None = None,
-    own: TrainingSetup | None = None,
-    base: Mapping[str, Mapping[str, Any]] = _NO_CONFIG,
-    missing: frozenset[str] = frozenset(),
-    most_rows: int = MOST_ROWS,
     progress: Callable[[StudyProgress], None] = lambda _: None,
 ) -> StudyOutcome:
     """Study a measured dataset for a model and GPUs, and build the plan that comes out best.
 
-    `packing` holds values of a PackingConfig that are not up for choice; `limits` are sets of further limits to try at
-    every length; `setup` is how the packed run is trained, `baseline` what it replaces, and `padded_fit` what its time
-    and memory are predicted with where its layers run otherwise. `base` is the user's config, which is recommended
-    with changes, `own` how it would be trained as it is, `missing` are packages that may not be recommended.
+    `lengths` are tried instead of the usual ones, sets of further `limits` at every length.
     """
-    fixed = packing_from(packing, seed=seed)
-    rows = read_rows(table, fixed.seed, most_rows)
-    question = Question(
-        rows=rows,
-        shape=shape,
-        model=model,
-        gpu=gpu,
-        setup=setup,
-        baseline=baseline,
-        packing=fixed,
-        epochs=baseline.epochs if epochs is None else epochs,
-        seed=seed,
-        time=time,
-        memory=memory,
-        padded_fit=padded_fit,
-        own=own if own is not None else setup,
-        base=base,
-        missing=missing,
-    )
     progress(StudyProgress(0, 1, "reading"))
-    tried = _lengths(lengths, packing, question)
-    question, simulations, room = _swept(question, tried, limits, progress)
-    chosen = choose(simulations, question.samples_per_step, said=question.baseline.says_step)
+    question, simulations, room = _swept(question, _lengths(lengths, question), limits, progress)
+    chosen = choose(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
     config = _config(question, simulations[chosen.simulation])
     progress(StudyProgress(0, 1, f"packing {config.packing_length:,}"))
-    plan = build_plan(table, config, work_seconds(shape, question.setup, gpu, time))
+    plan = build_plan(table, config, work_seconds(question.shape, question.setup, question.gpu, question.time))
     findings = _findings(question, table, simulations, chosen, room, plan)
     progress(StudyProgress(0, 1, "memory"))
     return StudyOutcome(_study(findings, plan), plan)
@@ -131,13 +90,11 @@ def _swept(
         return sweep(one, lengths, sets, lambda done, total, doing: progress(StudyProgress(done, total, doing)))
 
     simulations = swept(question, limits)
-    if any(
-        simulations[at].fits
-        for at in acceptable(simulations, question.samples_per_step, said=question.baseline.says_step)
-    ):
+    kept = acceptable(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
+    if any(simulations[at].fits for at in kept):
         return question, simulations, None
     room = make_room(question, simulations)
-    question = replace(question, setup=room.setup, asked=question.setup)
+    question = replace(question, setup=room.setup, requested=question.setup)
     return question, swept(question, (*limits, *room.limits)), room
 
 
@@ -183,45 +140,36 @@ def _study(found: Findings, plan: PackPlan) -> Study:
         parameters=question.shape.parameters.total,
         gpu=question.gpu.name,
         gpus=question.setup.gpus,
-        epochs=question.epochs,
-        setup=asdict(question.setup),
-        baseline=_baseline(question),
+        epochs=question.baseline.epochs,
+        setup=question.setup,
+        baseline=_resolved(question),
         dataset=dataset,
         padded=(*found.padded, found.best),
         gain=found.gain,
         simulations=tuple(found.simulations),
         recommendation=recommend(found, hints(found, passes), trouble(found, passes, memory)),
         memory=memory,
-        balance=balance_rows(plan, question.setup.gpus),
+        balance=tuple(balance_table(plan, tuple(times * max(question.setup.gpus, 2) for times in RANKS))),
         picture=picture(plan, table),
         ledger=dict(ledger),
         notes=_notes(question, table),
     )
 
 
-def _study_of(function: Callable[P, StudyOutcome]) -> Callable[P, Study]:
-    def make_study(*args: P.args, **kwargs: P.kwargs) -> Study:
-        return function(*args, **kwargs).study
-
-    make_study.__doc__ = "The study alone; see `study_outcome`."
-    return make_study
-
-
-make_study = _study_of(study_outcome)
-
-
-def _lengths(lengths: Sequence[int] | None, packing: Mapping[str, object], question: Question) -> tuple[int, ...]:
-    given, cutoff, tokens = packing.get("packing_length"), packing.get("cutoff_len"), question.rows.samples["tokens"]
-    if isinstance(cutoff, int):
-        tokens = np.minimum(tokens, cutoff)
+def _lengths(lengths: Sequence[int] | None, question: Question) -> Sequence[int]:
+    packing, tokens = question.packing, question.rows.samples["tokens"]
+    given = None if packing.packing_length == UNDECIDED else packing.packing_length
+    if packing.cutoff_len is not None:
+        tokens = np.minimum(tokens, packing.cutoff_len)
     longest = int(tokens.max())
-    if lengths is None:
+    if lengths is None and given is not None:
+        lengths = (given,)
+    elif lengths is None:
         step = {"samples_per_step": question.samples_per_step, "gpus": question.setup.gpus}
-        usual = default_lengths(tokens, _context(question.shape), **step)
-        lengths = (given,) if isinstance(given, int) else usual
-        if isinstance(cutoff, int) and given is None:  # shorter packs would cut samples once more
-            lengths = [length for length in lengths if length >= longest] or [cutoff]
-    if packing.get("overlong") == "error":
+        lengths = default_lengths(tokens, _context(question.shape), **step)
+        if packing.cutoff_len is not None:  # shorter packs would cut samples once more
+            lengths = [length for length in lengths if length >= longest] or [packing.cutoff_len]
+    if packing.overlong == "error":
         lengths = [length for length in lengths if length >= longest]
         if not lengths:
             raise ConfigError(
@@ -231,10 +179,9 @@ def _lengths(lengths: Sequence[int] | None, packing: Mapping[str, object], quest
                 fix=f"try {longest:,}, or choose overlong: drop, truncate or split",
             )
     if not lengths:
-        raise ConfigError(
-            "lengths", got="none", expected="at least one length to try", fix="leave it out for the usual ones"
-        )
-    return tuple(lengths)
+        fix = "leave it out for the usual ones"
+        raise ConfigError("lengths", got="none", expected="at least one length to try", fix=fix)
+    return lengths
 
 
 def _context(shape: ModelShape) -> int:
@@ -276,15 +223,14 @@ def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simul
     )
 
 
-def _baseline(question: Question) -> dict[str, Any]:
-    gpus = question.setup.gpus
-    return {
-        **asdict(question.baseline),
-        "gradient_accumulation_steps": question.baseline.accumulation(gpus),
-        "effective_batch_size": question.samples_per_step,
-        "samples_per_step": question.samples_per_step,
-        "chunked_loss": question.padded_setup.chunked_loss,
-    }
+def _resolved(question: Question) -> Baseline:
+    """The baseline with everything about its step."""
+    return replace(
+        question.baseline,
+        gradient_accumulation_steps=question.baseline.accumulation(question.setup.gpus),
+        effective_batch_size=question.samples_per_step,
+        chunked_loss=question.padded_setup.chunked_loss,
+    )
 
 
 def _layers(compiled: bool) -> str:
@@ -321,3 +267,48 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     if question.gpu.notes:
         found.append(f"{question.gpu.name}: {question.gpu.notes}.")
     return (*found, *unread_note(table.summary.unread))
+
+
+def plan_passes(plan: PackPlan) -> PassColumns:
+    """The packs of the first epoch."""
+    epoch = plan.epoch(0)
+    return pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
+
+
+def picture(plan: PackPlan, table: CostTable) -> tuple[PicturePack, ...]:
+    """Packs spread over the first epoch, with the samples in them."""
+    epoch = plan.epoch(0)
+    numbers = np.unique(np.linspace(0, epoch.num_packs - 1, min(SHOWN, epoch.num_packs)).round().astype(np.int64))
+    packs = [epoch.pack(int(number)) for number in numbers]
+    named = _Named(table, np.concatenate([pack.rows for pack in packs]))
+    return tuple(
+        PicturePack(
+            number=int(number),
+            tokens=int(epoch.load("tokens")[number]),
+            samples=tuple(
+                named.sample(int(row), int(start), int(tokens))
+                for row, start, tokens in zip(pack.rows, pack.starts, pack.tokens, strict=True)
+            ),
+        )
+        for number, pack in zip(numbers, packs, strict=True)
+    )
+
+
+class _Named:
+    """Names and sizes of some rows."""
+
+    def __init__(self, table: CostTable, rows: np.ndarray) -> None:
+        self._rows = np.unique(rows)
+        self._found = table.rows(("id", "source", "tokens", *VISION_TOKENS), self._rows)
+
+    def sample(self, row: int, start: int, tokens: int) -> PictureSample:
+        """One entry of a pack; media stand in the first piece of a row."""
+        at = int(np.searchsorted(self._rows, row))
+        found = {name: column[at] for name, column in self._found.items()}
+        vision = sum(int(found[name]) for name in VISION_TOKENS)
+        return PictureSample(
+            id=str(found["id"]),
+            source=str(found["source"]),
+            tokens=int(found["tokens"]) if tokens < 0 else tokens,
+            vision_tokens=vision if start == 0 else 0,
+        )

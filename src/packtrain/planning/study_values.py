@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
+from packtrain.core.numbers import limits_text
+from packtrain.packing.schedule import BalanceLine
+from packtrain.planning.question import Baseline, Sections
 from packtrain.predicting.host import HostNeeds
 from packtrain.predicting.memory import MemoryEstimate
 from packtrain.predicting.options import Saving
-from packtrain.predicting.values import Load
+from packtrain.predicting.values import Load, TrainingSetup
 
 Statistics = Mapping[str, float]  # mean, median, std, min, max, p95, p99, total; empty for an empty column
 
@@ -105,12 +108,17 @@ class Simulation:
     idle: float = 0.0  # share of the GPUs' passes that get no pack, since a step has whole packs
 
     @property
+    def name(self) -> str:
+        """Its settings in words."""
+        return limits_text(self.packing_length, self.limits)
+
+    @property
     def settings(self) -> Mapping[str, int]:
         """The length and the further limits, as a config names them."""
         return {"packing_length": self.packing_length, **self.limits}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Reason:
     """One line of the recommendation: a setting, what it was, what it becomes and why."""
 
@@ -135,7 +143,7 @@ class Alternative:
     name: Literal["efficient", "conservative"]
     simulation: int  # position in the study's simulations
     reason: str
-    config: Mapping[str, Any]
+    config: Sections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,12 +153,12 @@ class Recommendation:
     packing: bool  # False: packing will not help
     verdict: str  # one sentence with numbers
     simulation: int  # position in the study's simulations
-    config: Mapping[str, Any]  # as recommended.yaml: sections model, data, training
+    config: Sections  # as in recommended.yaml
     reasons: tuple[Reason, ...]
     alternatives: tuple[Alternative, ...]
     advice: tuple[str, ...]  # learning rate, overlong samples, limits that never bind, risks
     mean_share: float  # mean length / packing length: above 0.7 packing helps little, below 0.5 it helps
-    base: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the user's own config, which was changed
+    base: Sections = field(default_factory=dict)  # the user's own config, which was changed
     trouble: tuple[Trouble, ...] = ()
     warning: str = ""  # why none of this holds as it is: costs of another family of models
     rule_of_thumb: str  # what the 70 % and 50 % rules say, beside the measured waste
@@ -201,20 +209,6 @@ class MemoryReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BalanceRow:
-    """Equal work: slowest rank / mean, over the micro-batches of an epoch."""
-
-    ranks: int
-    packs_per_step: int
-    random: float
-    sorted: float  # the default order: random steps, sorted inside
-    strict: float
-    spread_random: float  # standard deviation of the mean sample length of a step
-    spread_sorted: float
-    spread_strict: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PictureSample:
     """One sample in the picture of packs."""
 
@@ -244,14 +238,14 @@ class Study:
     gpu: str
     gpus: int
     epochs: int
-    setup: Mapping[str, Any]  # method, sharding, checkpointing, ... as estimated with
-    baseline: Mapping[str, Any]  # the padded training it is compared with: batch size, accumulation, samples per step
+    setup: TrainingSetup  # of the packed run, as estimated with
+    baseline: Baseline  # the padded run that it is compared with; nothing of its step is left open
     dataset: DatasetStats
     padded: tuple[PaddedRun, ...]
     simulations: tuple[Simulation, ...]
     recommendation: Recommendation
     memory: MemoryReport
-    balance: tuple[BalanceRow, ...]
+    balance: tuple[BalanceLine, ...]
     picture: tuple[PicturePack, ...]
     gain: float | None = None  # real tokens/s of the recommended packing, over the best padding with the same kernels
     ledger: Mapping[str, int] = field(default_factory=dict)  # measured and packed: "stage: reason" -> samples

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packtrain.core.errors import ConfigError, DataError, nearest
+from packtrain.core.errors import ConfigError, DataError, PacktrainError, nearest
+from packtrain.measuring.table import CostTable
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.resources import Samples
 from packtrain.packing.windows import Tail, first_packs, loads_of, pack_windows
+from packtrain.planning.clock import PassColumns, pack_passes
 from packtrain.planning.padding import baseline_run
-from packtrain.planning.passes import PassColumns, pack_passes
-from packtrain.planning.question import Question
+from packtrain.planning.question import MOST_ROWS, Question, read_rows
 from packtrain.planning.study_values import Simulation
 
 LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
@@ -194,3 +195,71 @@ def _fullest(loads: Mapping[str, np.ndarray], capacities: Mapping[str, int]) -> 
     used = np.stack([loads[name] / limit for name, limit in capacities.items()])
     counts = np.bincount(used.argmax(axis=0), minlength=len(capacities))
     return {name: float(count / used.shape[1]) for name, count in zip(capacities, counts, strict=True)}
+
+
+_MOST_MEDIA = 1_000_000  # priced one by one; more would take minutes
+_NOTICEABLE = 0.8  # of the patches: a limit that changes less is not worth showing
+_SHARES = (2, 4, 8)
+_ROUND_PIXELS = 28 * 28  # several families count in patches of this size
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOption:
+    """One media limit and what packing looks like with it."""
+
+    setting: str
+    value: int
+    simulation: Simulation
+
+    @property
+    def label(self) -> str:
+        """As it is shown."""
+        return f"{self.setting} {self.value:,}"
+
+
+def smaller_media(
+    question: Question, table: CostTable, config: PackingConfig, before: Simulation
+) -> tuple[MediaOption, ...]:
+    """Limits that make a difference, for images and for videos, the mildest first; none where the family has none."""
+    kinds = table.media("kind")
+    if not before.worst.patches or not 0 < len(kinds) <= _MOST_MEDIA or len(table) > MOST_ROWS:
+        return ()
+    width, height = table.media("width").astype(np.int64), table.media("height").astype(np.int64)
+    images = kinds == "image"
+    tried: list[tuple[str, float]] = []
+    if images.any():
+        tried.append(("max_pixels", float(np.percentile((width * height)[images], 95))))
+        tried.append(("max_img_size", float(np.maximum(width, height)[images].max())))
+    if (kinds == "video").any():
+        tried.append(("max_frames", float(table.column("frames").max())))
+        tried.append(("num_frames", float(table.column("frames").max())))
+    found: dict[bool, list[MediaOption]] = {}
+    for setting, size in tried:
+        video = setting.endswith("frames")
+        if not found.get(video):
+            found[video] = list(_options(question, table, config, setting, size))
+    return tuple(option for options in found.values() for option in options)
+
+
+def _options(
+    question: Question, table: CostTable, config: PackingConfig, setting: str, size: float
+) -> Iterator[MediaOption]:
+    patches = _NOTICEABLE * question.rows.samples["patches"].sum()
+    for share in _SHARES:
+        value = int(size / share)
+        if setting == "max_pixels":
+            value = value // _ROUND_PIXELS * _ROUND_PIXELS
+        if value < 1:
+            return
+        try:
+            limited = table.with_limits(**{setting: value})  # type: ignore[arg-type]
+        except PacktrainError:  # this family has no such limit, or the model is no longer there
+            return
+        if len(limited) < len(table):
+            return
+        rows = read_rows(limited, config.seed)
+        if rows.samples["patches"].sum() <= patches:
+            patches = _NOTICEABLE * rows.samples["patches"].sum()
+            simulation = simulate(replace(question, rows=rows), config)
+            if simulation is not None:
+                yield MediaOption(setting, value, simulation)

@@ -151,7 +151,7 @@ def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficient
 
     found = fit_ratios(start, knobs, predict, [one.seconds for one in known])
     if not masked:  # nothing was measured of it: as it is by default, beside attention without a mask
-        usual = default_coefficients(gpu, compiled=mode == "compiled")
+        usual = default_coefficients(compiled=mode == "compiled")
         beside = usual.masked_attention_efficiency / usual.attention_efficiency
         found = replace(found, masked_attention_efficiency=min(1.0, beside * found.attention_efficiency))
     return replace(found, fitted=True)
@@ -285,7 +285,7 @@ def load_calibration(gpu: Gpu) -> Calibration | None:
 
 def coefficients_for(gpu: Gpu, *, compiled: bool = False) -> tuple[Coefficients, MemoryCoefficients, tuple[str, ...]]:
     """What to predict with on such a GPU, and what that rests on: the stored calibration, or else defaults."""
-    defaults = default_coefficients(gpu, compiled=compiled), DEFAULT_COEFFICIENTS
+    defaults = default_coefficients(compiled=compiled), DEFAULT_COEFFICIENTS
     try:
         found = load_calibration(gpu)
     except ArtifactError as error:  # estimates are still possible

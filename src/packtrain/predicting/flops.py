@@ -109,13 +109,17 @@ def layer_matrices(shape: LanguageShape) -> int:
     return shape.hidden * (2 * queries + 2 * keys) + block + router
 
 
-def adapted_matrices(shape: LanguageShape) -> tuple[tuple[int, int], ...]:
-    """(inputs, outputs) of the matrices of one layer that get adapters; experts are left as they are."""
-    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+def language_matrices(shape: LanguageShape) -> tuple[tuple[int, int], ...]:
+    """(inputs, outputs) of the linear layers of one decoder layer: four of attention, then those of one expert."""
+    hidden, inner = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
-    if shape.experts > 1:
-        return attention
-    return (*attention, *((hidden, shape.intermediate),) * (2 if shape.gated else 1), (shape.intermediate, hidden))
+    return (*attention, *((hidden, inner),) * (2 if shape.gated else 1), (inner, hidden))
+
+
+def adapted_matrices(shape: LanguageShape) -> tuple[tuple[int, int], ...]:
+    """Those whose adapters take time; experts are left out."""
+    return language_matrices(shape)[: 4 if shape.experts > 1 else None]
 
 
 def encoder_layer_matrices(shape: VisionShape) -> int:

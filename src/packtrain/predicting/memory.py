@@ -127,7 +127,7 @@ def estimate_memory(
         stored += f", {_many(counts.quantized)} in 4 bits"
     found = (
         ("weights", fixed.weights, f"{stored}, {one}"),
-        ("gradients", fixed.gradients, f"of {_many(counts.learning)} parameters, kept between micro-batches, {one}"),
+        ("gradients", fixed.gradients, f"of {_many(counts.trainable)} parameters, kept between micro-batches, {one}"),
         ("optimizer states", fixed.optimizer, f"{_kept_states(setup, counts)}, {one}"),
         ("language activations", moment.language, _language_why(shape, setup, load)),
         ("vision activations", moment.vision, _vision_why(shape, setup, load)),
@@ -344,7 +344,7 @@ def _many(number: int) -> str:
 def _kept_states(setup: TrainingSetup, counts: Counts) -> str:
     copied = counts.masters(setup)
     masters = f", with fp32 masters of {_many(copied)}" if copied else ""
-    return f"{setup.optimizer} for {_many(counts.learning)} parameters{masters}"
+    return f"{setup.optimizer} for {_many(counts.trainable)} parameters{masters}"
 
 
 def _language_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from packtrain.families.registry import find_family
 from packtrain.families.shape import Composition, LanguageShape, VisionShape, VisionTraits
+from packtrain.predicting.flops import language_matrices
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 FLOAT = 4  # statistics, softmax and the inner part of RMSNorm are fp32 whatever the weights are
@@ -215,14 +216,6 @@ def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     if shape.vision is None or not vision_traits(shape).fused:
         return language
     return language + 2 * FLOAT * shape.vision.hidden // shape.vision.heads * load.patches
-
-
-def language_matrices(language: LanguageShape) -> tuple[tuple[int, int], ...]:
-    """The linear layers of one decoder layer as (numbers in, numbers out), those of one expert."""
-    hidden, inner = language.hidden, language.intermediate
-    queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
-    attention = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
-    return (*attention, *((hidden, inner),) * (2 if language.gated else 1), (inner, hidden))
 
 
 def small_parts(shape: ModelShape) -> tuple[int, bool]:

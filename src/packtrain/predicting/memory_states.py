@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packtrain.predicting.memory_layers import FLOAT, adapter_bytes, compute_bytes, language_matrices
+from packtrain.predicting.flops import language_matrices
+from packtrain.predicting.memory_layers import FLOAT, adapter_bytes, compute_bytes
 from packtrain.predicting.values import ModelShape, TrainingSetup
 
 QUANTIZED = 0.5625  # bytes of one NF4 number: 4 bits, and one fp32 scale for every 64 of them
@@ -22,7 +23,7 @@ class Counts:
     quantized: int
 
     @property
-    def learning(self) -> int:
+    def trainable(self) -> int:
         """Everything that has a gradient."""
         return self.trained + self.adapters
 
@@ -30,7 +31,7 @@ class Counts:
         """Everything that has an fp32 copy."""
         if not setup.has_masters:
             return 0
-        return self.learning if setup.half_adapters else self.trained
+        return self.trainable if setup.half_adapters else self.trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +91,7 @@ def states(shape: ModelShape, setup: TrainingSetup) -> StateBytes:
     if setup.sharding in ("zero2", "zero3", "fsdp"):
         gradients = -(-gradients // gpus)
     if setup.sharding.startswith("zero"):
-        gradients += -(-counts.learning * FLOAT // gpus)  # the fp32 share that the optimizer reads
+        gradients += -(-counts.trainable * FLOAT // gpus)  # the fp32 share that the optimizer reads
     return StateBytes(
         weights=-(-weights // gpus) if sharded else weights,
         gradients=gradients,
@@ -125,7 +126,7 @@ def _buffers(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
     b = compute_bytes(setup)
     if setup.sharding == "ddp":  # buckets of 25 MiB that together hold every gradient once more
         return counts.trained * b + counts.adapters * adapter_bytes(setup)
-    reduction = 2 * b * min(counts.learning, _BUCKET)
+    reduction = 2 * b * min(counts.trainable, _BUCKET)
     if setup.sharding in ("zero1", "zero2"):
         return reduction
     parameters, unit = shape.parameters, largest_unit(shape)

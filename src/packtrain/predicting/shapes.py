@@ -15,23 +15,127 @@ from packtrain.families.registry import all_families, find_family
 from packtrain.families.settings import read_settings
 from packtrain.families.shape import (
     ENCODERS,
+    BiasRule,
     Composition,
     Decoder,
+    EncoderParts,
     EncoderReader,
     LanguageParts,
     LanguageShape,
     Projector,
+    Values,
     VisionEncoder,
     VisionShape,
+    linear,
     plain_vit,
     two_layers,
 )
 from packtrain.families.text.model import GENERIC
-from packtrain.predicting.language import read_language
-from packtrain.predicting.parameters import encoder as encoder_parameters
-from packtrain.predicting.parameters import language_layers
 from packtrain.predicting.values import ModelShape, ParameterCounts
 from packtrain.predicting.weights import count_weights
+
+
+def language_layers(shape: LanguageShape, parts: LanguageParts) -> int:
+    """All decoder layers and the final norm."""
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention = linear(shape.hidden, queries + 2 * keys, parts.query_bias)
+    attention += linear(queries, shape.hidden, parts.output_bias)
+    attention += 2 * shape.head_dim if parts.head_norms else 0
+    attention += parts.norms * shape.hidden
+    block = _block(shape.hidden, shape.intermediate, shape.gated, parts.mlp_bias)
+    if shape.experts > 1:
+        block = shape.experts * (block + shape.hidden)  # each expert has a row in the router
+    dense = _block(shape.hidden, parts.dense_intermediate, shape.gated, parts.mlp_bias)
+    blocks = (shape.layers - parts.dense_layers) * block + parts.dense_layers * dense
+    return shape.layers * attention + blocks + shape.hidden
+
+
+def encoder_parameters(shape: VisionShape, parts: EncoderParts) -> int:
+    """A vision encoder without what connects it to the language model."""
+    width = shape.hidden
+    norm = parts.norm_size * width
+    block = _block(width, shape.intermediate, shape.gated, True)
+    layer = linear(width, 3 * width, parts.query_bias) + linear(width, width, True) + block
+    layer += 2 * norm + parts.layer_extras * width
+    patches = linear(shape.patch_elements, width, parts.patch_bias)
+    total = patches + (parts.positions + parts.extra_rows) * width + shape.layers * layer
+    total += parts.outer_norms * 2 * width
+    if parts.pooling_head:
+        total += width + linear(width, 3 * width, True) + linear(width, width, True) + 2 * width + block
+    return total
+
+
+def _block(width: int, inner: int, gated: bool, bias: bool) -> int:
+    return (2 if gated else 1) * linear(width, inner, bias) + linear(inner, width, bias)
+
+
+def read_language(kind: Decoder, config: Mapping[str, Any], where: str) -> tuple[LanguageShape, LanguageParts]:
+    """The decoder that a config describes, read as one of a kind; `where` names the config in errors."""
+    values = Values(config, kind.defaults, where)
+    hidden, heads, layers = (values.size(key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    head_dim = values.get("head_dim") if kind.own_head_dim else None
+    window, window_layers = _windows(kind, values, layers)
+    dense = _dense_layers(values, layers) if kind.experts else 0
+    intermediate = values.size("intermediate_size")
+    shape = LanguageShape(
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads if values.get("num_key_value_heads") is None else values.size("num_key_value_heads"),
+        head_dim=hidden // heads if head_dim is None else values.size("head_dim"),
+        intermediate=values.size("moe_intermediate_size", "intermediate_size") if kind.experts else intermediate,
+        vocabulary=values.size("vocab_size"),
+        tied=values.flag("tie_word_embeddings"),
+        context_length=values.size("max_position_embeddings"),
+        window=window,
+        window_layers=window_layers,
+        experts=values.size("num_experts", "num_local_experts") if kind.experts else 1,
+        experts_used=values.size("num_experts_per_tok") if kind.experts else 1,
+    )
+
+    def has(rule: BiasRule, key: str) -> bool:
+        return rule == "always" or (rule == "config" and values.flag(key))
+
+    parts = LanguageParts(
+        query_bias=has(kind.query_bias, "attention_bias"),
+        output_bias=has(kind.output_bias, "attention_bias"),
+        mlp_bias=has(kind.mlp_bias, "mlp_bias"),
+        head_norms=kind.head_norms,
+        norms=kind.norms,
+        dense_layers=dense,
+        dense_intermediate=intermediate,
+    )
+    return shape, parts
+
+
+def _dense_layers(values: Values, layers: int) -> int:
+    """Layers of a mixture that have no experts."""
+    plain = set(values.get("mlp_only_layers") or ())
+    step = values.get("decoder_sparse_step") or 1
+    return sum(index in plain or (index + 1) % step > 0 for index in range(layers))
+
+
+def _windows(kind: Decoder, values: Values, layers: int) -> tuple[int | None, int]:
+    """The sliding window and how many layers have it."""
+    window = values.get("sliding_window")
+    switch = values.get("use_sliding_window")
+    if window is None or kind.windows == "never" or switch is False:
+        return None, 0
+    named = values.get("layer_types")
+    if kind.windows == "always":
+        count = layers
+    elif isinstance(named, list | tuple):
+        count = sum(name == "sliding_attention" for name in named)
+    elif kind.windows == "period":
+        period = values.get("sliding_window_pattern") or kind.window_period
+        count = sum((index + 1) % period > 0 for index in range(layers))
+    elif kind.windows == "no_rope":
+        interval = values.size("no_rope_layer_interval")
+        rope = values.get("no_rope_layers") or [(index + 1) % interval for index in range(layers)]
+        count = sum(not turned for turned in rope[:layers])
+    else:
+        count = max(0, layers - (values.get("max_window_layers") or 0))
+    return (values.size("sliding_window"), count) if count else (None, 0)
 
 
 def read_shape(folder: str | Path) -> ModelShape:

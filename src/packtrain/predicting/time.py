@@ -25,6 +25,7 @@ from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory_layers import (
     FLOAT,
     adapter_bytes,
+    compute_bytes,
     language_layer,
     small_parts,
     vision_layer,
@@ -100,9 +101,8 @@ class StepTime:
         return self.compute + self.memory_traffic + self.communication + self.overhead
 
 
-def default_coefficients(gpu: Gpu, *, compiled: bool = False) -> Coefficients:
-    """What to assume before anything was measured; `compiled`: decoder layers compiled for static shapes."""
-    del gpu  # the same shares of every data sheet, until measurements say otherwise
+def default_coefficients(*, compiled: bool = False) -> Coefficients:
+    """What to assume of any GPU before it was measured; `compiled`: decoder layers compiled for static shapes."""
     if not compiled:
         return Coefficients()
     return Coefficients(
@@ -128,7 +128,7 @@ def step_time(
     """One optimizer step of `micro_batches` passes over such a load on every GPU."""
     if micro_batches < 1:
         raise ConfigError("micro_batches", got=micro_batches, expected="at least 1")
-    chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
+    chosen = coefficients or default_coefficients(compiled=setup.compiled)
     compute, memory = _compute(shape, setup, load, gpu, chosen), _bandwidth(gpu, chosen)
     traffic = _elementwise(shape, setup, load, chosen) / memory
     busy = compute + traffic
@@ -187,19 +187,6 @@ def waits(shape: ModelShape) -> bool:
     return vision_traits(shape).asks_sizes and not kept
 
 
-def tokens_per_second(
-    shape: ModelShape,
-    setup: TrainingSetup,
-    load: Load,
-    gpu: Gpu,
-    coefficients: Coefficients | None = None,
-    micro_batches: int = 1,
-) -> float:
-    """Tokens of all GPUs together; padding counts where the load has it."""
-    step = step_time(shape, setup, load, gpu, coefficients, micro_batches)
-    return setup.gpus * micro_batches * load.tokens / step.seconds
-
-
 def work_seconds(
     shape: ModelShape,
     setup: TrainingSetup,
@@ -209,7 +196,7 @@ def work_seconds(
     longest: int | None = None,
 ) -> WorkModel:
     """The seconds of one pass as coefficients, without optimizer and communication; `behind_launches` adds launches."""
-    chosen = coefficients or default_coefficients(gpu, compiled=setup.compiled)
+    chosen = coefficients or default_coefficients(compiled=setup.compiled)
     setup = replace(setup, attention="varlen")
     empty = Load(tokens=0, squared_tokens=0, longest=0)
     attention = _weighed_attention(shape, setup, chosen, longest)
@@ -230,19 +217,6 @@ def work_seconds(
         constant=fixed + (waiting_seconds(shape, setup, replace(empty, patches=1), chosen) if waits(shape) else 0.0),
         unit="seconds",
     )
-
-
-def trained_parameters(shape: ModelShape, setup: TrainingSetup) -> int:
-    """Parameters that get gradients and optimizer states."""
-    counts = shape.parameters
-    if setup.method == "full":
-        trained = counts.language
-    else:
-        matrices = adapted_matrices(shape.language)
-        trained = shape.language.layers * sum(setup.lora_rank * (inputs + outputs) for inputs, outputs in matrices)
-        if setup.method == "dora":
-            trained += shape.language.layers * sum(outputs for _, outputs in matrices)
-    return trained + (counts.vision if setup.train_vision else 0) + (counts.projector if setup.train_projector else 0)
 
 
 def _weighed_attention(shape: ModelShape, setup: TrainingSetup, chosen: Coefficients, longest: int | None) -> WorkModel:
@@ -339,20 +313,16 @@ def _loss_traffic(shape: ModelShape, setup: TrainingSetup, load: Load) -> float:
     return load.supervised_tokens * language.vocabulary * _CHUNK_LOGIT_BYTES + chunks * per_chunk
 
 
-def _weight_bytes(setup: TrainingSetup) -> int:
-    return 4 if setup.weights_dtype == "fp32" else 2
-
-
 def _gradient_bytes(shape: ModelShape, setup: TrainingSetup) -> int:
     """Bytes of adding one pass's gradients to those there are: two reads and a write."""
-    return 3 * _weight_bytes(setup) * trained_parameters(shape, setup)
+    return 3 * compute_bytes(setup) * count(shape, setup).trainable
 
 
 def _optimizer_bytes(shape: ModelShape, setup: TrainingSetup) -> float:
     accesses, others = _OPTIMIZER_TRAFFIC[setup.optimizer]
     shards = 1 if setup.sharding == "ddp" else setup.gpus
-    moved = ((accesses + _CLIPPING) * _weight_bytes(setup) + others) * trained_parameters(shape, setup)
-    wider = accesses * (FLOAT - _weight_bytes(setup)) + _KERNEL_MASTER_BYTES.get(setup.optimizer, _MASTER_BYTES)
+    moved = ((accesses + _CLIPPING) * compute_bytes(setup) + others) * count(shape, setup).trainable
+    wider = accesses * (FLOAT - compute_bytes(setup)) + _KERNEL_MASTER_BYTES.get(setup.optimizer, _MASTER_BYTES)
     moved += wider * count(shape, setup).masters(setup)
     return moved / shards
 
@@ -363,12 +333,12 @@ def _communication(
     """Seconds on the links in one optimizer step, hidden or not."""
     if setup.gpus == 1:
         return 0.0
-    gradients = _weight_bytes(setup) * trained_parameters(shape, setup)
+    gradients = compute_bytes(setup) * count(shape, setup).trainable
     if setup.sharding in ("zero3", "fsdp"):
         # Weights are gathered for forward and again for backward, gradients scattered, in every pass.
         moved = micro_batches * (2 * _ACTIVATION_BYTES * shape.parameters.total + gradients)
     elif setup.sharding == "zero2":
-        moved = micro_batches * gradients + _weight_bytes(setup) * trained_parameters(shape, setup)
+        moved = micro_batches * gradients + compute_bytes(setup) * count(shape, setup).trainable
     else:
         moved = 2 * gradients  # summed once a step: scattered, then gathered
     across = setup.gpus > chosen.gpus_per_node

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.secrets import kept_apart
@@ -17,6 +16,7 @@ from packtrain.records.formats.jsonl import BOM, parse_object
 from packtrain.records.formats.source_files import (
     ENDINGS,
     YAML_ENDINGS,
+    Format,
     dataset_files,
     dataset_root,
     expand_braces,
@@ -36,7 +36,7 @@ from packtrain.records.mixture import MixtureItem, is_registry, mixture_error, r
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.decompression import SPOILING, SPOILT, file_blocks
 from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
-from packtrain.records.source import FORMATS, Entry, Format, SourceSpec, Unit, open_format
+from packtrain.records.source import FORMATS, Entry, SourceSpec, Unit, open_format
 from packtrain.records.span import Plain
 
 # Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
@@ -57,15 +57,6 @@ CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of o
 _DESCRIBING = (STATE_FILE, INFO_FILE, SPLITS_FILE, "dataset_infos.json")  # that stand beside data files
 YAML = "yaml"  # what users call that format
 LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
-
-
-@runtime_checkable
-class CountedFormat(Protocol):
-    """A format that knows the number of a unit's entries without making them."""
-
-    def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
-        ...
 
 
 def open_sources(
@@ -129,16 +120,15 @@ def read_place(specs: Sequence[SourceSpec], source: int, file: str, plain: Plain
     """The one entry at a place of a file, as `read_unit` gave it."""
     spec = specs[source]
     entry = _reader(spec.format).read_at(spec, file, plain, at, origin)
-    return with_media_check(entry, plain) if is_remote(spec.path) and entry.media else entry
+    return with_media_check(entry, plain) if entry.media and is_remote(spec.path) else entry
 
 
 def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
     """How many entries `read_unit` yields; by reading only where a format cannot tell."""
     spec = specs[unit.source]
-    reader = _reader(spec.format)
-    if isinstance(reader, CountedFormat) and not is_remote(spec.path):
-        return reader.count(spec, unit)
-    return sum(1 for _ in read_unit(specs, unit))
+    if is_remote(spec.path):
+        return sum(1 for _ in read_unit(specs, unit))
+    return _reader(spec.format).count(spec, unit)
 
 
 def data_files(specs: Sequence[SourceSpec]) -> list[str]:

@@ -1,15 +1,17 @@
-"""What a source of records is: a specification, units of work, raw entries; and the table of formats."""
+"""What a source of records is: a specification, units of work and raw entries; and the table of formats."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaKind, MediaRef
-from packtrain.records.span import Plain
+
+if TYPE_CHECKING:
+    from packtrain.records.formats.source_files import Format
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +37,9 @@ class Unit:
     The pieces depend on the data only, never on the number of workers, so that results are the same for any number.
     """
 
-    number: int  # counted over the whole dataset, without gaps, in reading order
-    source: int  # position in the list of SourceSpecs
     file: str
+    number: int = 0  # counted over the whole dataset, without gaps, in reading order; set by `iter_units`
+    source: int = 0  # position in the list of SourceSpecs; set by `iter_units`
     start: int = 0  # bytes of a line file, rows of a table; what it means is the format's own business
     stop: int = 0
     first: int = 0  # 1-based line, or 0-based row or sample, of the unit's first entry in its file
@@ -55,26 +57,6 @@ class Entry:
     at: int = -1  # its place: a byte of the decompressed file, or a row of a table
     padded: bool = False  # a row of a table: it has the keys of other rows, too, without a value
     check: int = 0  # crc32 of its raw text, or of a table's row; 0 where it has none
-
-
-class Format(Protocol):
-    """A way in which records are stored. Every verb must keep memory flat whatever the size of the data."""
-
-    def units(self, spec: SourceSpec) -> Iterator[Unit]:
-        """The pieces in reading order; `number` and `source` are filled in by the caller (leave them 0)."""
-        ...
-
-    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
-        """The entries of one piece. A broken entry is yielded with its error; it never ends the iteration early
-        without an entry that says so."""
-        ...
-
-    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The one entry at a place that `read` gave; `plain` holds the decompressed bytes of `file`.
-
-        OSError where the bytes cannot be had; what does not belong there is an entry with its error.
-        """
-        ...
 
 
 # The kind of a medium by the ending of its file's name.

@@ -140,10 +140,10 @@ class Files(Protocol):
         ...
 
 
-def plain_blocks(plain: Plain, at: int) -> Iterator[bytes]:
-    """The bytes from a place on; small blocks first, since one entry is often small."""
-    size = FIRST_BLOCK
-    while block := plain.read_at(at, size):
+def plain_blocks(plain: Plain, at: int, most: int = 1 << 62) -> Iterator[bytes]:
+    """At most `most` bytes from a place on; small blocks first, since one entry is often small."""
+    size, end = FIRST_BLOCK, at + most
+    while block := plain.read_at(at, min(size, end - at)):
         yield block
         at, size = at + len(block), min(2 * size, LARGEST_BLOCK)
 

@@ -10,7 +10,8 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from packtrain.core.numbers import count, counted, isolated, percent, ratio, shown, tick
-from packtrain.planning.study_values import BalanceRow, Histogram, PicturePack, PictureSample
+from packtrain.packing.schedule import BalanceLine
+from packtrain.planning.study_values import Histogram, PicturePack, PictureSample
 from packtrain.reports.svg import (
     BOTTOM,
     TOP,
@@ -179,10 +180,10 @@ def share_chart(shares: Mapping[str, float], *, label: str, height: int) -> Mark
     return framed(plot, label=label, height=height)
 
 
-def balance_chart(rows: Sequence[BalanceRow]) -> Markup:
+def balance_chart(rows: Sequence[BalanceLine]) -> Markup:
     """Slowest rank over mean as bars that start at 1, the ideal."""
     orders = (("random", "c7"), ("sorted", "c0"), ("strict", "c2"))
-    most = max((getattr(row, order) for row in rows for order, _ in orders), default=1.0)
+    most = max((getattr(row, order).slowest for row in rows for order, _ in orders), default=1.0)
     scale, _ = nice_scale(0, max(most - 1, 1e-3))
     step, bar = 66, 16
     axis, plot = [], []
@@ -191,7 +192,7 @@ def balance_chart(rows: Sequence[BalanceRow]) -> Markup:
         axis.append(element("text", f"{row.ranks:,}", x=44, y=top + 22, class_="tick strong", text_anchor="end"))
         axis.append(element("text", "GPUs", x=44, y=top + 36, class_="tick", text_anchor="end"))
         for number, (order, css) in enumerate(orders):
-            value, y = getattr(row, order), top + number * (bar + 2)
+            value, y = getattr(row, order).slowest, top + number * (bar + 2)
             # The number beside the bar needs a fifth of the width.
             width = max(0.8 * scale.at(value - 1), 0.004)
             tip = f"{row.ranks:,} GPUs, {order}: slowest rank / mean {ratio(value)}"
@@ -199,7 +200,7 @@ def balance_chart(rows: Sequence[BalanceRow]) -> Markup:
             text = f"{ratio(value)}  {order}"
             plot.append(element("text", text, x=percent_of(width), dx=6, y=y + 12, class_="tick"))
     label = "Slowest rank over mean by order of packs: " + "; ".join(
-        f"{row.ranks:,} GPUs: " + ", ".join(f"{order} {ratio(getattr(row, order))}" for order, _ in orders)
+        f"{row.ranks:,} GPUs: " + ", ".join(f"{order} {ratio(getattr(row, order).slowest)}" for order, _ in orders)
         for row in rows
     )
     return framed(plot, axis=axis, label=label, height=8 + step * len(rows))

@@ -125,7 +125,7 @@ def _headline(study: Study, chosen: Simulation) -> Content:
         "packing_length": chosen.packing_length,
         "gain": json_value(study.gain),
         "speedup": json_value(chosen.speedup),
-        "baseline": _baseline_name(study.baseline),
+        "baseline": study.baseline.name,
         "fill": json_value(chosen.fill),
         "packs": chosen.packs,
         "of_bound": json_value(chosen.of_bound),
@@ -142,10 +142,6 @@ def _headline(study: Study, chosen: Simulation) -> Content:
 
 def _shares(tokens: Mapping[str, int]) -> dict[str, float]:
     return {kind: number / sum(tokens.values()) for kind, number in tokens.items()}
-
-
-def _baseline_name(baseline: Mapping[str, Any]) -> str:
-    return "today's run" if baseline.get("today") else "a stock padded run"
 
 
 def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: int) -> Content:

@@ -18,7 +18,7 @@ from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.agreement import votes_of_all
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.monitors import Monitors
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
 
 if TYPE_CHECKING:
     from packtrain.training.progress import TrainingProgress

@@ -19,9 +19,8 @@ from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import faults_of_all
 from packtrain.training.loss import kept_random_state
-from packtrain.verifying.checked_samples import RowRoom
-from packtrain.verifying.quick import Training, quick_check
-from packtrain.verifying.verdict import Verdict
+from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.quick import RowRoom, Training, quick_check
 
 _PACKS = 8  # that are looked into for samples
 Samples = tuple[EncodedSample, ...]

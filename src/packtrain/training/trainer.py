@@ -47,8 +47,8 @@ from packtrain.training.predictions import DeviceMemory, Failure, ModelPredictio
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.step_settings import StepSettings
+from packtrain.verifying.check_result import Verdict
 from packtrain.verifying.quick import Training
-from packtrain.verifying.verdict import Verdict
 
 _METER = "packtrain.meter"  # under this name it stands in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has

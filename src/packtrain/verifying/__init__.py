@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from packtrain.verifying.check_result import Verdict as Verdict
     from packtrain.verifying.quick import quick_check as quick_check
-    from packtrain.verifying.verdict import Verdict as Verdict
     from packtrain.verifying.verification import verify_model as verify_model
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

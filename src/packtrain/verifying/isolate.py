@@ -11,10 +11,21 @@ from torch import Tensor
 
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.modeling.model_parts import transformers_model
-from packtrain.verifying.compare import FP32_TOLERANCE, gradient_differences, largest, largest_entry
-from packtrain.verifying.comparison_passes import Collate, Gradients, forward, is_pixels, packed, run_packed, split
-from packtrain.verifying.modes import EVALUATION, TRAINING, Mode, in_mode
-from packtrain.verifying.verdict import Finding
+from packtrain.verifying.check_result import Finding
+from packtrain.verifying.compare import (
+    FP32_TOLERANCE,
+    Collate,
+    Gradients,
+    forward,
+    gradient_differences,
+    is_pixels,
+    largest,
+    largest_entry,
+    packed,
+    run_packed,
+    split,
+)
+from packtrain.verifying.model_states import EVALUATION, TRAINING, Mode, in_mode
 
 _MIXED_EXPERTS = 0.05  # in half precision, where a neighbour changes in which groups a token is summed up
 _MIXED_PRECISION = 0.01

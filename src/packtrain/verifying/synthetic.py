@@ -16,7 +16,7 @@ from packtrain.families.family import Rule
 from packtrain.families.registry import load_rule
 from packtrain.measuring.request import Request
 from packtrain.records.synthetic import chat_record, noise_pixels, sentence
-from packtrain.verifying.verdict import Priced
+from packtrain.verifying.check_result import Priced
 
 # Wide and narrow ones are cheap for models that cut images into tiles; the cheapest are taken.
 _SIZES = ((96, 64), (64, 96), (128, 128), (336, 112), (112, 336), (400, 64), (64, 400), (448, 448))

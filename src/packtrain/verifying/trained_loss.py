@@ -16,10 +16,19 @@ from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.model_parts import part_of_weight, transformers_model
-from packtrain.verifying.compare import FP32_TOLERANCE, GRADIENT_FLOOR, largest
-from packtrain.verifying.comparison_passes import Collate, alone_inputs, as_trained, forward, split, starts_of
-from packtrain.verifying.reference import stock_attention
-from packtrain.verifying.verdict import Finding
+from packtrain.verifying.check_result import Finding
+from packtrain.verifying.compare import (
+    FP32_TOLERANCE,
+    GRADIENT_FLOOR,
+    Collate,
+    alone_inputs,
+    as_trained,
+    forward,
+    largest,
+    split,
+    starts_of,
+)
+from packtrain.verifying.model_states import stock_attention
 
 TrainingLoss = Callable[[Any, Any], Tensor]  # model, batch -> the sum of its weighted token losses
 _CHUNK = 512  # tokens whose logits are in 32 bits at once

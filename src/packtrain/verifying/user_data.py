@@ -12,8 +12,8 @@ from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
-from packtrain.verifying.checked_samples import kind_of
-from packtrain.verifying.verdict import Priced
+from packtrain.verifying.check_result import Priced
+from packtrain.verifying.quick import kind_of
 
 MOST_LOOKED_AT = 500  # entries of the data
 MOST_TOKENS = 8_192  # of all samples together, because logits of every token are kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,16 +13,21 @@ import torch
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line
 from packtrain.core.values import Cost
+from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.compiled import refuse_uncompiled
-from packtrain.verifying.checked_samples import sample_described
-from packtrain.verifying.compare import FullPrecision, HalfPrecision, Judge, compare_costs, compare_labels
-from packtrain.verifying.comparison_passes import (
+from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.compare import (
     Collate,
+    FullPrecision,
+    HalfPrecision,
+    Judge,
     PassOutcome,
     alone_inputs,
+    compare_costs,
+    compare_labels,
     packed,
     run_alone,
     run_packed,
@@ -31,20 +36,22 @@ from packtrain.verifying.comparison_passes import (
     with_media_as,
 )
 from packtrain.verifying.isolate import allowed_movement, isolate, needed_effect, row_logits
-from packtrain.verifying.modes import (
+from packtrain.verifying.model_states import (
     CHECKPOINTING,
     EVALUATION,
     TRAINING,
     Mode,
     exact_products,
+    hidden_states,
     in_full_precision,
     in_mode,
     is_random_in_training,
+    parity,
+    stock_attention,
     supports_checkpointing,
 )
-from packtrain.verifying.reference import hidden_states, parity, stock_attention
+from packtrain.verifying.quick import sample_described
 from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
-from packtrain.verifying.verdict import Finding, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,6 +63,11 @@ class NamedRow:
     collate: Collate
 
 
+MOST_TOKENS = 8_448  # of a synthetic sample
+_LEAST = 1_024  # tokens: also where no length is known to matter
+_BEYOND = 64  # tokens behind the end of a window
+_TILE = 128  # tokens; rows of static shape are multiples of it
+_LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
 _FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
 Say = Callable[[str], None]
 
@@ -271,3 +283,54 @@ def _judged_neighbours(model: Any) -> tuple[str, ...]:
         "nothing about others: inconclusive",
         "training mode is checked without dropout",
     )
+
+
+def lengths_that_matter(config: Any) -> list[int]:
+    """Windows of the language model, and lengths at which its positions may change, as its config says them."""
+    text = config.get_text_config().to_dict()
+    ropes = [value for key, value in text.items() if key.startswith("rope") and isinstance(value, Mapping)]
+    ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, Mapping)]
+    found = {part.get(name) for part in (text, *ropes) for name in _LENGTHS}
+    if text.get("use_sliding_window") is False:
+        found.discard(text.get("sliding_window"))
+    return sorted(length for length in found if isinstance(length, int) and length > 0)
+
+
+def long_enough(config: Any, contract: BatchContract) -> int:
+    """The length of a synthetic sample beyond the longest of these lengths that is not too long, where it may be."""
+    known = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
+    wanted = max([_LEAST, *(length + _BEYOND for length in known)])
+    # It would have to be alone, or its row would have no place for it.
+    limits = [limit for limit in (contract.longest_together, contract.longest_row) if limit is not None]
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or wanted
+    return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
+
+
+def unreached(config: Any, longest: int) -> str | None:
+    """What to say where no sample is longer than a window."""
+    beyond = [length for length in lengths_that_matter(config) if length >= longest]
+    if not beyond:
+        return None
+    named = ", ".join(f"{length:,}" for length in beyond)
+    return f"rows beyond {named} tokens (a limit in its config): the longest sample has {longest:,}"
+
+
+def long_rows(
+    samples: Sequence[EncodedSample],
+    long: EncodedSample,
+    contract: BatchContract,
+    collate: Callable[[ConstantShapes], Collate],
+) -> list[NamedRow]:
+    """The long sample between others, and the samples in a row that is mostly padding: as compiled layers get them."""
+    limit, room = contract.longest_together, contract.longest_row
+    row = [samples[0], long, samples[-1]]
+    if (limit is not None and len(long) > limit) or (room is not None and sum(map(len, row)) > room):
+        row = [long]
+    padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # more than that would show
+    most = max(sum(map(len, row)), sum(map(len, samples)) + padding + _TILE)
+    tokens = -(-most // _TILE) * _TILE
+    constant = collate(ConstantShapes(tokens=tokens if room is None else room))
+    return [
+        NamedRow(name="longest", samples=row, collate=constant),
+        NamedRow(name="static shape", samples=samples, collate=constant),
+    ]

@@ -13,9 +13,9 @@ from typing import Any
 import packtrain
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
+from packtrain.app.train.outcome import ProcessPlace
 from packtrain.app.train.prepare import data_of
 from packtrain.app.train.resolve import RUNS, ResolvedRun, resolve_run, with_template_date
-from packtrain.app.train.train_outcome import ProcessPlace
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.steps import PackedStep, in_packs, said_samples
 from packtrain.core.artifacts import alone

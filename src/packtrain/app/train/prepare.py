@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packtrain.app.datasets.build import MultiModalDataset, MultiModalIterableDataset
+from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.measure import request_of
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.dataset_config import DatasetConfig

@@ -10,7 +10,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.predicted import Machine, expected, heaviest, machine_of, too_large
+from packtrain.app.train.forecast import (
+    Machine,
+    course_of,
+    disk_warning,
+    expected,
+    heaviest,
+    machine_of,
+    too_large,
+    try_arguments,
+)
+from packtrain.app.train.outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
 from packtrain.app.train.resume import (
     changes_note,
@@ -22,8 +32,6 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.train_outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
-from packtrain.app.train.trainer_args import course_of, disk_warning, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.families.model_folder import PREFIX, resolve
@@ -49,7 +57,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.verdict import Verdict
+    from packtrain.verifying.check_result import Verdict
 
 
 _ROUNDED = (

@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.cache.of_run import clear_run
+from packtrain.app.cache import clear_run
 from packtrain.app.train.from_data import RECOMMENDED, STUDY_PAGE, config_from_data
+from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import ResolvedRun, resolve_run, with_template_date
 from packtrain.app.train.resume import changes_note, config_of_run, refuse_changes
-from packtrain.app.train.train_outcome import ProcessPlace, ReadyRun, TrainOutcome
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
-from packtrain.config.tile_check import check_tiles, own_limits
+from packtrain.config.setup import check_tiles, own_limits
 from packtrain.core.cache_root import cache_dir, made_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences

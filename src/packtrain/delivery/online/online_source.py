@@ -28,8 +28,8 @@ from packtrain.delivery.encode.pack_source import STAGE, media_read
 from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, EntryStream, SourceStream
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request, stream_inputs
+from packtrain.packing.cutting import UNFIT
 from packtrain.packing.online import OnlinePacker, OnlinePlan
-from packtrain.packing.overlong import UNFIT
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
 from packtrain.packing.plan_builder import STAGE as PACKING
 from packtrain.records.media import MediaStore

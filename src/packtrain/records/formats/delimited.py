@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.jsonl import BOM, LONGEST, NOT_UTF8
-from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
+from packtrain.records.formats.jsonl import BOM, LONGEST, NOT_UTF8, split_lines
+from packtrain.records.formats.source_files import Format, gathered
 from packtrain.records.shards.decompression import file_blocks
-from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.source import Entry, Unit
 from packtrain.records.span import Plain, plain_blocks
 
 NOT_CSV = "not a valid row"
@@ -33,7 +33,7 @@ class DelimitedRow:
     error: RecordError | None = None
 
 
-class CommaSeparated:
+class CommaSeparated(Format):
     """Reads CSV."""
 
     delimiter = ","
@@ -43,41 +43,28 @@ class CommaSeparated:
     def __init__(self) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST))  # that of Python is for cells, not for texts
 
-    def units(self, spec: SourceSpec) -> Iterator[Unit]:
-        """Spans of rows of every file, each with the names of the columns."""
-        return units_of_files(spec, self._spans)
-
-    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
-        """One entry for each row."""
-        if failed := failed_entry(spec, unit):
-            yield failed
-            return
-        name = shown_name(spec, unit.file)
-        columns, rows = unit.payload
-        for row in rows:
-            yield self._entry(f"{name}:{row.line}", columns, row)
-
-    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The row that begins at a byte."""
-        try:
-            columns = self._columns(next(self._rows(plain_blocks(plain, 0)), None))
-        except RecordError as error:
-            return Entry(origin=origin, error=error, at=at)
-        row = next(self._rows(plain_blocks(plain, at), at), None)
-        return self._entry(
-            origin, columns, row or DelimitedRow(at, 0, b"", RecordError("read", NOT_CSV, "no row is there"))
-        )
-
-    def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
-        return 1 if isinstance(unit.payload, RecordError) else len(unit.payload[1])
-
-    def _spans(self, file: str) -> Iterator[Unit]:
-        """Units of about `block` bytes of rows."""
+    def cut(self, file: str) -> Iterator[Unit]:
+        """Units of about `block` bytes of rows, each with the names of the columns."""
         rows = self._rows(file_blocks(file))
         columns = self._columns(next(rows, None))
         for held in gathered(rows, lambda row: len(row.raw), self.block):
-            yield Unit(number=0, source=0, file=file, first=held[0].line, payload=(columns, held))
+            yield Unit(file=file, first=held[0].line, payload=(columns, held))
+
+    def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
+        """One entry for each row."""
+        columns, rows = unit.payload
+        return (self._entry(f"{name}:{row.line}", columns, row) for row in rows)
+
+    def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The row that begins at a byte."""
+        columns = self._columns(next(self._rows(plain_blocks(plain, 0)), None))
+        row = next(self._rows(plain_blocks(plain, at), at), None)
+        missing = DelimitedRow(at, 0, b"", RecordError("read", NOT_CSV, "no row is there"))
+        return self._entry(origin, columns, row or missing)
+
+    def num_entries(self, unit: Unit) -> int:
+        """Every row is an entry."""
+        return len(unit.payload[1])
 
     def _rows(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[DelimitedRow]:
         """The rows from a place on, without blank lines. A fault after which no row can be found is the last."""
@@ -85,7 +72,7 @@ class CommaSeparated:
         number = 0
 
         def lines() -> Iterator[str]:
-            for line in _lines(blocks, self.longest):
+            for line in split_lines(blocks, self.longest):
                 taken.append(line)
                 if sum(map(len, taken)) > self.longest:
                     raise RecordError("read", UNCLOSED, f"a row of more than {self.longest:,} bytes")
@@ -147,21 +134,3 @@ class TabSeparated(CommaSeparated):
     """Reads TSV."""
 
     delimiter = "\t"
-
-
-def _lines(blocks: Iterable[bytes], longest: int) -> Iterator[bytes]:
-    """Lines with their newlines; one that is too long comes in pieces, of which the first is too long already."""
-    parts: list[bytes] = []
-    length = 0
-    for block in blocks:
-        *ended, rest = block.split(b"\n")
-        for piece in ended:
-            yield b"".join([*parts, piece, b"\n"])
-            parts, length = [], 0
-        parts.append(rest)
-        length += len(rest)
-        if length > longest:
-            yield b"".join(parts)
-            parts, length = [], 0
-    if length:
-        yield b"".join(parts)

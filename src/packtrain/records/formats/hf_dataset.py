@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from packtrain.core.errors import ConfigError, PacktrainError, RecordError
-from packtrain.records.formats.source_files import expand_braces, failed_unit, kind_of_name
+from packtrain.records.formats.source_files import Format, expand_braces, kind_of_name
 from packtrain.records.formats.splits import STATE_FILE, check_split, is_saved_dataset, saved_files, split_folder
 from packtrain.records.formats.tables import Arrow
 from packtrain.records.source import Entry, SourceSpec, Unit
@@ -30,7 +30,7 @@ _SCHEME = "hf://"
 _NUMBERED = re.compile(r"(.*-)(\d+)(-of-\d+\D*)")
 
 
-class HFDataset:
+class HFDataset(Format):
     """Reads Hugging Face datasets."""
 
     rows_per_unit = 256
@@ -51,7 +51,7 @@ class HFDataset:
         try:
             files = saved_files(folder)
         except RecordError as error:
-            yield failed_unit(os.path.join(folder, STATE_FILE), error)
+            yield Unit(file=os.path.join(folder, STATE_FILE), payload=error)
             return
         for file in files:
             yield from self._arrow.units_of_file(file)
@@ -110,11 +110,11 @@ class HFDataset:
             rows.append(row)
             size += _size(row)
             if len(rows) >= self.rows_per_unit or size >= self.bytes_per_unit:
-                yield Unit(number=0, source=0, file=name, first=first, payload=rows)
+                yield Unit(file=name, first=first, payload=rows)
                 first += len(rows)
                 rows, size = [], 0
         if rows:
-            yield Unit(number=0, source=0, file=name, first=first, payload=rows)
+            yield Unit(file=name, first=first, payload=rows)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,17 +11,15 @@ from collections.abc import Iterator
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.jsonl import (
-    LONGEST,
     NOT_JSON,
     NOT_UTF8,
     TOO_DEEP,
     TOO_LONG,
+    JsonFormat,
     json_entry,
-    size_of,
 )
-from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
 from packtrain.records.shards.decompression import file_blocks
-from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.source import Entry, Unit
 from packtrain.records.span import Plain, plain_blocks
 
 NOT_A_LIST = "file has no list of objects"
@@ -34,47 +32,20 @@ SPACE = " \t\r\n"
 NEAR_END = 16  # characters; longer than the longest literal that a window's end may cut
 BOM = "\ufeff"
 
-Element = tuple[int, str | RecordError]  # the byte at which it starts; a fault stands where its element would
 
-
-class JsonArray:
+class JsonArray(JsonFormat):
     """Reads the elements of a JSON list."""
 
-    block = 1 << 20  # characters of elements per unit
-    longest = LONGEST
-
-    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+    def cut(self, file: str) -> Iterator[Unit]:
         """Spans of elements, made while the file is read."""
-        return units_of_files(spec, lambda file: self._spans(file, self._key_of_list(file)))
+        elements = self._elements(file, self._key_of_list(file))
+        return self.carried(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
 
-    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
-        """One entry for each element, and one for the fault that ended the file early."""
-        if failed := failed_entry(spec, unit):
-            yield failed
-            return
-        name = shown_name(spec, unit.file)
-        for number, (at, element) in enumerate(unit.payload, start=unit.first):
-            yield json_entry(f"{name}:{number}", at, element)
-
-    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+    def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The element that starts at a byte."""
-        try:
-            return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
-        except RecordError as error:
-            return Entry(origin=origin, error=error, at=at)
+        return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
 
-    def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
-        return 1 if isinstance(unit.payload, RecordError) else len(unit.payload)
-
-    def _spans(self, file: str, key: str | None) -> Iterator[Unit]:
-        """Units of about `block` characters."""
-        first = 1
-        for elements in gathered(self._elements(file, key), size_of, self.block):
-            yield Unit(number=0, source=0, file=file, first=first, payload=elements)
-            first += len(elements)
-
-    def _elements(self, file: str, key: str | None) -> Iterator[Element]:
+    def _elements(self, file: str, key: str | None) -> Iterator[tuple[int, str | RecordError]]:
         """The texts of the elements of the list at the top, or under `key`; at a fault one error, then nothing."""
         blocks = file_blocks(file)
         window = _Window(blocks, self.longest)

@@ -10,14 +10,14 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.source_files import failed_entry, gathered, shown_name, units_of_files
+from packtrain.records.formats.source_files import Format, gathered
 from packtrain.records.shards.address import unreadable
 from packtrain.records.shards.decompression import file_blocks, file_compression
-from packtrain.records.source import Entry, SourceSpec, Unit
-from packtrain.records.span import Plain
+from packtrain.records.source import Entry, Unit
+from packtrain.records.span import Plain, plain_blocks
 
 LONGEST = 64 << 20  # bytes of one object; more is a broken file rather than a record
 DEEPEST = 200  # the interpreter's own limit depends on who calls, so that results would differ between workers
@@ -76,11 +76,6 @@ def json_entry(origin: str, at: int, raw: bytes | str | RecordError) -> Entry:
         return Entry(origin=origin, error=error, at=at, check=check)
 
 
-def size_of(item: tuple[int, bytes | str | RecordError]) -> int:
-    """About how many bytes a place and the text that stands there take."""
-    return 0 if isinstance(item[1], RecordError) else len(item[1])
-
-
 def _depth(value: Any) -> int:
     """How many containers stand inside each other; without recursion, for that is what this guards against."""
     level, depth = [value], 0
@@ -103,62 +98,57 @@ def _refuse_lone_surrogates(value: dict[str, object]) -> None:
 
 
 BLANK = b" \t\r\n"  # what JSON calls white space; anything else on a line is content
-SKIPPING = 1 << 16  # bytes read at once while passing over a line that is too long
-FIRST_LOOK = 1 << 14  # bytes read at first to find the end of one line; then twice as many, and so on
 
-Line = tuple[int, bytes | RecordError]  # the byte at which it starts; a fault stands where its line would
+# The number of an element in its file, the byte at which it starts, and its text or the fault in its place.
+Element = tuple[int, int, bytes | str | RecordError]
 
 
-class JsonLines:
-    """Reads JSON Lines."""
+class JsonFormat(Format):
+    """Files of JSON objects. Where a file can only be read from its beginning, its units hold their elements."""
 
-    block = 1 << 20  # bytes of lines per unit
+    block = 1 << 20  # bytes of elements per unit
     longest = LONGEST
 
-    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+    def elements(self, unit: Unit) -> Iterable[Element]:
+        """The elements of a unit."""
+        return unit.payload  # type: ignore[no-any-return]
+
+    def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
+        """One entry for each element."""
+        return (json_entry(f"{name}:{number}", at, raw) for number, at, raw in self.elements(unit))
+
+    def num_entries(self, unit: Unit) -> int:
+        """Counted without parsing."""
+        return sum(1 for _ in self.elements(unit))
+
+    def carried(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
+        """Units of about `block` bytes that hold their elements."""
+        for held in gathered(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
+            yield Unit(file=file, first=held[0][0], payload=held)
+
+
+class JsonLines(JsonFormat):
+    """Reads JSON Lines."""
+
+    def cut(self, file: str) -> Iterator[Unit]:
         """Byte ranges of plain files, lines of compressed ones."""
-        return units_of_files(
-            spec, lambda file: self._ranges(file) if file_compression(file) == "none" else self._spans(file)
-        )
+        if file_compression(file) == "none":
+            return self._ranges(file)
+        return self.carried(file, self._numbered(self._lines(file_blocks(file))))
 
-    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
-        """One entry for each line that is not blank."""
-        if failed := failed_entry(spec, unit):
-            yield failed
-            return
-        name = shown_name(spec, unit.file)
-        for number, (at, line) in self._lines(unit):
-            yield json_entry(f"{name}:{number}", at, line)
+    def elements(self, unit: Unit) -> Iterable[Element]:
+        """The lines of a unit that are not blank."""
+        return self._numbered(self._lines_of_range(unit), unit.first) if unit.payload is None else unit.payload
 
-    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+    def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The line that starts at a byte."""
-        return json_entry(origin, at, self._line_at(plain, at))
+        blocks = plain_blocks(plain, at, self.longest + 1)
+        return json_entry(origin, at, self._bounded(next(split_lines(blocks, self.longest), b"")))
 
-    def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields; nothing is parsed."""
-        return 1 if isinstance(unit.payload, RecordError) else sum(1 for _ in self._lines(unit))
-
-    def _lines(self, unit: Unit) -> Iterator[tuple[int, Line]]:
-        """The lines of a unit that are not blank, with their numbers."""
-        lines: Iterable[Line] = self._lines_of_range(unit) if unit.payload is None else unit.payload
-        for number, (at, line) in enumerate(lines, start=unit.first):
+    def _numbered(self, lines: Iterable[tuple[int, bytes | RecordError]], first: int = 1) -> Iterator[Element]:
+        for number, (at, line) in enumerate(lines, start=first):
             if isinstance(line, RecordError) or line.removeprefix(BOM).strip(BLANK):
-                yield number, (at, line)
-
-    def _line_at(self, plain: Plain, at: int) -> bytes | RecordError:
-        """One line without its newline; no more than the longest allowed is read."""
-        pieces: list[bytes] = []
-        length, look = 0, FIRST_LOOK
-        while length <= self.longest:
-            wanted = min(look, self.longest + 1 - length)
-            piece = plain.read_at(at + length, wanted)
-            line, newline, _ = piece.partition(b"\n")
-            pieces.append(line)
-            length += len(line)
-            if newline or len(piece) < wanted:
-                return b"".join(pieces)
-            look *= 2
-        return self._too_long()
+                yield number, at, line
 
     def _ranges(self, file: str) -> Iterator[Unit]:
         """Cut a plain file at the first line start in each block: a unit owns the lines that start inside it."""
@@ -170,72 +160,62 @@ class JsonLines:
                     if newline >= 0:
                         cut = offset + newline + 1
                         if cut - start >= self.block:
-                            yield Unit(number=0, source=0, file=file, start=start, stop=cut, first=first)
+                            yield Unit(file=file, start=start, stop=cut, first=first)
                             start, first = cut, line + 1
                     line += block.count(b"\n")
                     offset += len(block)
         except OSError as error:
             raise unreadable(error) from error
         if offset > start:
-            yield Unit(number=0, source=0, file=file, start=start, stop=offset, first=first)
+            yield Unit(file=file, start=start, stop=offset, first=first)
 
-    def _lines_of_range(self, unit: Unit) -> Iterator[Line]:
+    def _lines_of_range(self, unit: Unit) -> Iterator[tuple[int, bytes | RecordError]]:
         """The lines that start inside a byte range; the last one may reach beyond it."""
-        position = unit.start
-        try:
-            with open(unit.file, "rb") as handle:
-                handle.seek(unit.start)
-                while position < unit.stop:
-                    line = handle.readline(self.longest + 1)
-                    if not line:
-                        size = os.fstat(handle.fileno()).st_size
-                        detail = f"it has {size} bytes, and had {unit.stop} when it was opened"
-                        yield position, RecordError("read", "file has shrunk while it was read", detail)
-                        return
-                    at, position = position, position + len(line)
-                    if len(line) > self.longest and not line.endswith(b"\n"):
-                        position += _skip_line(handle)
-                        yield at, self._too_long()
-                    else:
-                        yield at, line.removesuffix(b"\n")
-        except OSError as error:
-            yield position, unreadable(error)
+        for at, line in self._lines(file_blocks(unit.file, unit.start), unit.start):
+            if at >= unit.stop:
+                return
+            yield at, line
+        size = os.path.getsize(unit.file) if os.path.exists(unit.file) else unit.stop
+        if size < unit.stop:
+            detail = f"it has {size} bytes, and had {unit.stop} when it was opened"
+            yield size, RecordError("read", "file has shrunk while it was read", detail)
 
-    def _spans(self, file: str) -> Iterator[Unit]:
-        """Units of about `block` bytes of lines, made while decompressing."""
-        first = 1
-        for lines in gathered(self._lines_of_stream(file), size_of, self.block):
-            yield Unit(number=0, source=0, file=file, first=first, payload=lines)
-            first += len(lines)
-
-    def _lines_of_stream(self, file: str) -> Iterator[Line]:
-        """The lines of a compressed file. At a fault the line it cut is given up for the error that says so."""
-        parts: list[bytes] = []  # of the line that is not complete yet; empty once it is known to be too long
-        at, length = 0, 0
+    def _lines(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[tuple[int, bytes | RecordError]]:
+        """The lines from a byte on. At a fault the line it cut is given up for the error that says so."""
+        begin, line = at, None
         try:
-            for block in file_blocks(file):
-                *ended, rest = block.split(b"\n")
-                for piece in ended:
-                    length += len(piece)
-                    yield at, self._too_long() if length > self.longest else b"".join([*parts, piece])
-                    at, parts, length = at + length + 1, [], 0
-                length += len(rest)
-                parts = [*parts, rest] if length <= self.longest else []
+            for piece in split_lines(blocks, self.longest):
+                line = self._bounded(piece) if line is None else line  # more of a line that is too long
+                at += len(piece)
+                if piece.endswith(b"\n"):
+                    yield begin, line
+                    begin, line = at, None
+            if line is not None:
+                yield begin, line
         except RecordError as error:
-            yield at, error
-            return
-        if length:
-            yield at, self._too_long() if length > self.longest else b"".join(parts)
+            yield begin, error
 
-    def _too_long(self) -> RecordError:
-        return RecordError("read", TOO_LONG, f"the line has more than {self.longest:,} bytes")
+    def _bounded(self, line: bytes) -> bytes | RecordError:
+        """A line without its newline."""
+        line = line.removesuffix(b"\n")
+        if len(line) > self.longest:
+            return RecordError("read", TOO_LONG, f"the line has more than {self.longest:,} bytes")
+        return line
 
 
-def _skip_line(handle: BinaryIO) -> int:
-    """Pass over the rest of a line without keeping it; how many bytes that was."""
-    skipped = 0
-    while piece := handle.readline(SKIPPING):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped
+def split_lines(blocks: Iterable[bytes], longest: int) -> Iterator[bytes]:
+    """Lines with their newlines; one that is too long comes in pieces, of which the first is too long already."""
+    parts: list[bytes] = []
+    length = 0
+    for block in blocks:
+        *ended, rest = block.split(b"\n")
+        for piece in ended:
+            yield b"".join([*parts, piece, b"\n"])
+            parts, length = [], 0
+        parts.append(rest)
+        length += len(rest)
+        if length > longest:
+            yield b"".join(parts)
+            parts, length = [], 0
+    if length:
+        yield b"".join(parts)

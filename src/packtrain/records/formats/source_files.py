@@ -12,6 +12,7 @@ from packtrain.core.errors import ConfigError, RecordError
 from packtrain.records.formats.splits import by_split, chosen_split, is_saved_dataset, split_folder
 from packtrain.records.shards.address import has_wildcards, is_remote, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.span import Plain
 
 # A snapshot is a folder of links: REPO/snapshots/COMMIT/data/a.parquet -> REPO/blobs/HASH
 _SNAPSHOT = re.compile(r"(.*/(?:datasets|models|spaces)--[^/]+)/snapshots/[^/]+(?:/.*)?", re.DOTALL)
@@ -220,17 +221,6 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
             yield file, None
 
 
-def units_of_files(spec: SourceSpec, units_of: Callable[[str], Iterator[Unit]]) -> Iterator[Unit]:
-    """The units of every file of a source; at a fault one that says so."""
-    for file, fault in source_files(spec):
-        try:
-            if fault:
-                raise fault
-            yield from units_of(file)
-        except RecordError as error:
-            yield failed_unit(file, error)
-
-
 def gathered(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """Lists of items of about `most` bytes; even an empty item takes memory."""
     held: list[T] = []
@@ -255,13 +245,60 @@ def writable(name: str) -> str:
     return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
 
 
-def failed_unit(file: str, error: RecordError) -> Unit:
-    """A unit that says that a file, or what is left of it, cannot be read."""
-    return Unit(file=file, payload=error, number=0, source=0)
+class Format:
+    """A way in which records are stored in files. Every verb keeps memory flat whatever the size of the data.
 
+    Subclasses say how a file is cut into units, what the entries of a unit are, and what stands at one place.
+    """
 
-def failed_entry(spec: SourceSpec, unit: Unit) -> Entry | None:
-    """The one entry of a failed unit; None where the unit is sound."""
-    if isinstance(unit.payload, RecordError):
-        return Entry(origin=shown_name(spec, unit.file), error=unit.payload)
-    return None
+    def cut(self, file: str) -> Iterator[Unit]:
+        """The units of one file. Raises RecordError at a fault, after the units before it."""
+        raise NotImplementedError
+
+    def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
+        """The entries of one unit of a file that messages call `name`.
+
+        A broken entry is yielded with its error; the iteration never ends early without an entry that says so.
+        """
+        raise NotImplementedError
+
+    def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The entry at a place; RecordError where there is none, OSError where the bytes cannot be had."""
+        raise NotImplementedError
+
+    def num_entries(self, unit: Unit) -> int:
+        """How many `entries` a unit has; by reading them where that cannot be told."""
+        return sum(1 for _ in self.entries(unit, ""))
+
+    def units(self, spec: SourceSpec) -> Iterator[Unit]:
+        """The units of every file of a source, in reading order; a fault is a unit that says so."""
+        for file, fault in source_files(spec):
+            yield from [Unit(file=file, payload=fault)] if fault else self.units_of_file(file)
+
+    def units_of_file(self, file: str) -> Iterator[Unit]:
+        """The units of one file, and a failed one at a fault."""
+        try:
+            yield from self.cut(file)
+        except RecordError as error:
+            yield Unit(file=file, payload=error)
+
+    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+        """The entries of one unit; of a failed unit one with its error."""
+        name = shown_name(spec, unit.file)
+        if isinstance(unit.payload, RecordError):
+            return iter([Entry(origin=name, error=unit.payload)])
+        return self.entries(unit, name)
+
+    def count(self, spec: SourceSpec, unit: Unit) -> int:
+        """How many entries `read` yields."""
+        return 1 if isinstance(unit.payload, RecordError) else self.num_entries(unit)
+
+    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+        """The one entry at a place that `read` gave; `plain` holds the decompressed bytes of `file`.
+
+        OSError where the bytes cannot be had; what does not belong there is an entry with its error.
+        """
+        try:
+            return self.entry_at(file, plain, at, origin)
+        except RecordError as error:
+            return Entry(origin=origin, error=error, at=at)

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,17 +16,9 @@ import pyarrow.parquet as pq
 from packtrain.records.span import Plain, PlainFile
 
 Source = str | PlainFile  # a local file, or bytes that are in none
-# Rows, and are they known to be sound, so that reading them cannot crash?
+# Whether they are known to be sound, so that reading them cannot crash, stands beside rows.
 FoundRow = tuple[pa.RecordBatch, bool]
 Rows = tuple[pa.Table, bool]
-
-
-class OpenTable(Protocol):
-    """One open table file."""
-
-    def row(self, number: int, held: Held) -> FoundRow | None:
-        """One row; None where the file has none of that number."""
-        ...
 
 
 class Held:
@@ -58,9 +50,9 @@ class RowReader:
     open_files = 32
     held_bytes = 128 << 20
 
-    def __init__(self, open_table: Callable[[Source, Hashable], OpenTable]) -> None:
+    def __init__(self, open_table: Callable[[Source, Hashable], ParquetRows | ArrowRows]) -> None:
         self._open_table = open_table
-        self._opened: OrderedDict[Hashable, OpenTable] = OrderedDict()
+        self._opened: OrderedDict[Hashable, ParquetRows | ArrowRows] = OrderedDict()
         self._held = Held(self.held_bytes)
 
     def row(self, file: str, plain: Plain, number: int) -> FoundRow | None:

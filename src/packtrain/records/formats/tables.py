@@ -12,16 +12,15 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, units_of_files
+from packtrain.records.formats.source_files import Format
 from packtrain.records.formats.table_rows import (
     ArrowRows,
-    OpenTable,
     ParquetRows,
     RowReader,
     Source,
@@ -30,7 +29,7 @@ from packtrain.records.formats.table_rows import (
     plain_bytes,
 )
 from packtrain.records.shards.address import unreadable
-from packtrain.records.source import Entry, SourceSpec, Unit
+from packtrain.records.source import Entry, Unit
 from packtrain.records.span import Plain
 
 BAD_TABLE = "table cannot be read"
@@ -46,25 +45,13 @@ STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 Rows = tuple[int, pa.RecordBatch, bool]
 
 
-class Cursor(Protocol):
-    """A place in one open table. It moves forward cheaply, so workers that read units in order decode nothing twice."""
-
-    path: str
-    row: int  # nothing before this row can be reached any more
-    mapped: int  # bytes of the file that batches are mapped from
-
-    def batches(self, start: int) -> Iterator[Rows]:
-        """Batches from the one that holds row `start`."""
-        ...
-
-
-class Table:
+class Table(Format):
     """What both kinds of table files have in common: units are ranges of rows."""
 
     rows_per_unit = 4096
 
     def __init__(self) -> None:
-        self._cursor: Cursor | None = None
+        self._cursor: ParquetCursor | ArrowCursor | None = None
         self._rows_at = RowReader(self.open_rows)
         self._lock = threading.Lock()  # a process has one reader, and may read in several threads
 
@@ -72,34 +59,24 @@ class Table:
         """The rows of each unit. Raises RecordError or an arrow error at a fault, after the ranges before it."""
         raise NotImplementedError
 
-    def open(self, path: str) -> Cursor:
-        """A cursor before the first row."""
+    def open(self, path: str) -> ParquetCursor | ArrowCursor:
+        """A cursor before the first row; it moves forward, so that units read in order decode nothing twice."""
         raise NotImplementedError
 
-    def open_rows(self, source: Source, key: Hashable) -> OpenTable:
+    def open_rows(self, source: Source, key: Hashable) -> ParquetRows | ArrowRows:
         """The rows of one file, to be read at any place; `key` tells it from other files."""
         raise NotImplementedError
 
-    def units(self, spec: SourceSpec) -> Iterator[Unit]:
-        """Ranges of rows of every file."""
-        return units_of_files(spec, self.units_of_file)
-
-    def units_of_file(self, file: str) -> Iterator[Unit]:
-        """Ranges of rows of one file, and one failed unit at a fault."""
+    def cut(self, file: str) -> Iterator[Unit]:
+        """Ranges of rows."""
         try:
             for start, stop in self.ranges(file):
-                yield Unit(number=0, source=0, file=file, start=start, stop=stop, first=start)
-        except RecordError as error:
-            yield failed_unit(file, error)
+                yield Unit(file=file, start=start, stop=stop, first=start)
         except (pa.ArrowException, OSError, ValueError) as error:
-            yield failed_unit(file, _table_error(BAD_TABLE, error))
+            raise _table_error(BAD_TABLE, error) from error
 
-    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+    def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
         """One entry for each row of the range."""
-        if failed := failed_entry(spec, unit):
-            yield failed
-            return
-        name = shown_name(spec, unit.file)
         row = unit.start
         try:
             for _, batch, sound in self._rows(unit):
@@ -113,7 +90,7 @@ class Table:
             for lost in range(row, unit.stop):
                 yield Entry(origin=f"{name}:{lost}", error=problem, at=lost)
 
-    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+    def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The row of that number."""
         try:
             with self._lock:
@@ -121,16 +98,14 @@ class Table:
                 if found is None:
                     raise RecordError("read", CUT_OFF, f"the file no longer has row {at}")
                 return row_entry(origin, at, next(plain_rows(*found)))
-        except RecordError as error:
-            return Entry(origin=origin, error=error, at=at)
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise  # the system's fault, not the table's
-            return Entry(origin=origin, error=_table_error(DAMAGED, error), at=at)
+            raise _table_error(DAMAGED, error) from error
 
-    def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
-        return 1 if isinstance(unit.payload, RecordError) else unit.stop - unit.start
+    def num_entries(self, unit: Unit) -> int:
+        """Every row is an entry."""
+        return unit.stop - unit.start
 
     def _rows(self, unit: Unit) -> Iterator[Rows]:
         """The rows of a unit in small batches."""
@@ -162,12 +137,10 @@ class Parquet(Table):
                 yield start, min(start + self.rows_per_unit, begin + size)
             begin += size
 
-    def open(self, path: str) -> Cursor:
-        """A cursor before the first row."""
-        return _ParquetCursor(path)
+    def open(self, path: str) -> ParquetCursor:
+        return ParquetCursor(path)
 
-    def open_rows(self, source: Source, key: Hashable) -> OpenTable:
-        """The rows of one file."""
+    def open_rows(self, source: Source, key: Hashable) -> ParquetRows:
         table = _open_parquet(source if isinstance(source, str) else arrow_source(source))
         return ParquetRows(table, key, chunk_rows)
 
@@ -198,12 +171,10 @@ class Arrow(Table):
         if fault:
             raise fault
 
-    def open(self, path: str) -> Cursor:
-        """A cursor before the first row."""
-        return _ArrowCursor(path)
+    def open(self, path: str) -> ArrowCursor:
+        return ArrowCursor(path)
 
-    def open_rows(self, source: Source, key: Hashable) -> OpenTable:
-        """The rows of one file."""
+    def open_rows(self, source: Source, key: Hashable) -> ArrowRows:
         return ArrowRows(arrow_source(source), key)
 
 
@@ -259,7 +230,7 @@ def plain_rows(batch: pa.RecordBatch, sound: bool = True) -> Iterator[dict[str, 
             yield _table_error(BAD_ROW, error)
 
 
-class _ParquetCursor:
+class ParquetCursor:
     """A place in a Parquet file."""
 
     def __init__(self, path: str) -> None:
@@ -296,7 +267,7 @@ class _ParquetCursor:
             self._batches = self._table.iter_batches(batch_size=step, row_groups=[group], use_threads=False)
 
 
-class _ArrowCursor:
+class ArrowCursor:
     """A place in an Arrow file."""
 
     def __init__(self, path: str) -> None:

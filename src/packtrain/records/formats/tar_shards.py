@@ -13,16 +13,15 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.jsonl import BOM, LONGEST, NOT_UTF8, TOO_LONG, parse_object
-from packtrain.records.formats.source_files import failed_entry, failed_unit, shown_name, source_files
+from packtrain.records.formats.source_files import Format
 from packtrain.records.shards.address import unreadable
 from packtrain.records.shards.decompression import file_blocks, file_compression
-from packtrain.records.source import MEDIA_ENDINGS, Entry, SourceSpec, Unit
-from packtrain.records.span import Plain
+from packtrain.records.source import MEDIA_ENDINGS, Entry, Unit
+from packtrain.records.span import Plain, Span
 
 BLOCK = tarfile.BLOCKSIZE
 UNDECODABLE = "backslashreplace"  # names must stay different, and be writable as text
@@ -36,46 +35,28 @@ DAMAGED = "archive is damaged"
 AFTER_END = "data after the end of the archive"
 
 
-class Bytes(Protocol):
-    """What an archive is read from."""
+LINK = "link in archive"
+SPECIAL = "special file in archive"
+DUPLICATE = "two members with the same extension"
+NO_EXTENSION = "member has no extension"
+MEDIA_TOO_LARGE = "media member is too large"
+NO_SAMPLE = "no sample there"
 
-    def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, or fewer at the end."""
-        ...
-
-    def skip(self, size: int) -> int:
-        """Pass over bytes; how many there were."""
-        ...
-
-    def tell(self) -> int:
-        """Bytes passed so far."""
-        ...
+TEXT_KEYS = {"txt": "text", "text": "text", "caption": "caption", "cls": "cls"}
+LINK_TYPES = (tarfile.LNKTYPE, tarfile.SYMTYPE)
+_WITHOUT_CONTENT = (*LINK_TYPES, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 
 
-class PlainBytes:
-    """An uncompressed file."""
+class LocalFile(Span):
+    """An open file, of which what cannot be read is a record error."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = os.fstat(file.fileno()).st_size
+    __slots__ = ()
 
-    def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, or fewer at the end."""
+    def read_at(self, position: int, length: int) -> bytes:
         try:
-            return self._file.read(size)
+            return super().read_at(position, length)
         except OSError as error:
             raise unreadable(error) from error
-
-    def skip(self, size: int) -> int:
-        """Pass over bytes without reading them."""
-        here = self._file.tell()
-        there = min(here + size, max(here, self._size))
-        self._file.seek(there)
-        return there - here
-
-    def tell(self) -> int:
-        """Bytes passed so far."""
-        return self._file.tell()
 
 
 class StreamedBytes:
@@ -111,10 +92,10 @@ class StreamedBytes:
 
 
 class PlacedBytes:
-    """An archive from one place on; what is passed over is not read."""
+    """An archive from one place on; what is passed over is not read. Its `size` is known where all of it is read."""
 
-    def __init__(self, plain: Plain, at: int) -> None:
-        self._plain, self._at = plain, at
+    def __init__(self, plain: Plain, at: int, size: int | None = None) -> None:
+        self._plain, self._at, self._size = plain, at, size
         self._held, self._start = b"", at  # bytes read ahead, and where they begin
 
     def read(self, size: int) -> bytes:
@@ -127,9 +108,10 @@ class PlacedBytes:
         return data
 
     def skip(self, size: int) -> int:
-        """Pass over bytes. Where the archive ends before that, the next read finds nothing."""
-        self._at += size
-        return size
+        """Pass over bytes; how many there were, or of an archive of unknown size would have been."""
+        passed = size if self._size is None else min(size, self._size - self._at)
+        self._at += passed
+        return passed
 
     def tell(self) -> int:
         """Bytes before this place, of the decompressed archive."""
@@ -161,7 +143,7 @@ class Member:
 class Members:
     """Walks through an archive. Between two members, `read` gives the content of the one at hand."""
 
-    def __init__(self, source: Bytes) -> None:
+    def __init__(self, source: PlacedBytes | StreamedBytes) -> None:
         self._source = source
         self._left = 0  # bytes up to the next header that have not been passed
         self.ended = False  # has the end mark been seen, so that every member is known to be complete?
@@ -278,16 +260,6 @@ class Members:
                 raise RecordError("read", AFTER_END, detail)
 
 
-_WITHOUT_CONTENT = (
-    tarfile.LNKTYPE,
-    tarfile.SYMTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.DIRTYPE,
-    tarfile.FIFOTYPE,
-)
-
-
 def _pax_fields(data: bytes) -> dict[str, str]:
     """The records `length key=value` of a pax header."""
     fields: dict[str, str] = {}
@@ -312,39 +284,24 @@ def open_members(path: str) -> Iterator[tuple[Members, bool]]:
         return
     try:
         with open(path, "rb") as file:
-            yield Members(PlainBytes(file)), True
+            size = os.fstat(file.fileno()).st_size
+            yield Members(PlacedBytes(LocalFile(fd=file.fileno(), size=size), 0, size)), True
     except OSError as error:
         raise unreadable(error) from error
 
 
-LINK = "link in archive"
-SPECIAL = "special file in archive"
-DUPLICATE = "two members with the same extension"
-NO_EXTENSION = "member has no extension"
-MEDIA_TOO_LARGE = "media member is too large"
-NO_SAMPLE = "no sample there"
-
-TEXT_KEYS = {"txt": "text", "text": "text", "caption": "caption", "cls": "cls"}
-LINK_TYPES = (b"1", b"2")
-
-
-class TarShards:
+class TarShards(Format):
     """Reads WebDataset shards; a unit is one shard."""
 
     longest = LONGEST  # bytes of a json or text member
     largest = 256 << 20  # bytes of a media member that has to be held in memory, and of a whole sample of them
 
-    def units(self, spec: SourceSpec) -> Iterator[Unit]:
-        """One unit for each shard."""
-        for file, fault in source_files(spec):
-            yield failed_unit(file, fault) if fault else Unit(number=0, source=0, file=file)
+    def cut(self, file: str) -> Iterator[Unit]:
+        """A shard is one unit."""
+        yield Unit(file=file)
 
-    def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
+    def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
         """One entry for each sample. At a fault the sample that it may have hurt becomes the entry that says so."""
-        if failed := failed_entry(spec, unit):
-            yield failed
-            return
-        name = shown_name(spec, unit.file)
         try:
             with open_members(unit.file) as (members, plain):
                 for found in self._samples(members, unit.file if plain else None):
@@ -357,11 +314,13 @@ class TarShards:
         except RecordError as error:
             yield Entry(origin=name, error=error)
 
-    def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
+    def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The sample whose first header stands at a byte; media stay where they are, or are held within bounds."""
         for found in self._samples(Members(PlacedBytes(plain, at)), plain.path):
-            return found.entry(origin) if isinstance(found, _Sample) else Entry(origin=origin, error=found[1], at=at)
-        return Entry(origin=origin, error=RecordError("read", NO_SAMPLE, f"at byte {at}"), at=at)
+            if isinstance(found, _Sample):
+                return found.entry(origin)
+            raise found[1]
+        raise RecordError("read", NO_SAMPLE, f"at byte {at}")
 
     def _samples(self, members: Members, archive: str | None) -> Iterator[_Sample | tuple[str, RecordError]]:
         """The samples, and at a fault the key of the sample that it may have hurt."""

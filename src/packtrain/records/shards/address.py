@@ -11,6 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
@@ -337,23 +338,19 @@ def list_remote(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
     """
     found: list[str] = []
     for name in names:
-        with reaching(name), _in_words(name):
-            if has_wildcards(name):
-                found.extend(with_retries(name, lambda name=name: _matching(name), PAUSES))  # type: ignore[misc]
-            elif len(names) == 1 and not name.lower().endswith(endings):
-                found.extend(with_retries(name, lambda name=name: _inside(name, endings), PAUSES))  # type: ignore[misc]
-            else:
-                found.append(name)
+        if has_wildcards(name):
+            ask = partial(_matching, name)
+        elif len(names) == 1 and not name.lower().endswith(endings):
+            ask = partial(_inside, name, endings)
+        else:
+            found.append(name)
+            continue
+        try:
+            with reaching(name):
+                found.extend(with_retries(name, ask, PAUSES))
+        except RecordError as error:  # what cannot be listed, as an archive that is not there, is no record's fault
+            raise DataError(f"data file {name}", got=error.detail or error.reason, fix="check the URL") from None
     return found
-
-
-@contextmanager
-def _in_words(name: str) -> Iterator[None]:
-    """What cannot be listed, as an archive that is not there, is no record's fault."""
-    try:
-        yield
-    except RecordError as error:
-        raise DataError(f"data file {name}", got=error.detail or error.reason, fix="check the URL") from None
 
 
 def _matching(pattern: str) -> list[str]:

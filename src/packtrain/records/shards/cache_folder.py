@@ -24,14 +24,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from packtrain.core.artifacts import try_lock
 from packtrain.core.errors import ConfigError
+from packtrain.core.retries import waiting
 from packtrain.records.shards.address import Identity
 from packtrain.records.shards.decompression import write_all
-from packtrain.records.shards.open_files import Descriptors
-from packtrain.records.span import Plain, Span
+from packtrain.records.shards.open_files import Descriptors, Handle
+from packtrain.records.span import Span
 
 State = Literal["part", "ready"]
 MARKER = "packtrain-shard-cache"
@@ -367,21 +369,17 @@ def _new_token() -> str:
 
 def _wait_for(fd: int) -> None:
     """Take the folder's lock; its holder may be stopped, so not for ever."""
-    pause, end = 0.0005, time.monotonic() + LOCK_PATIENCE
-    while not try_lock(fd):
-        if time.monotonic() > end:
-            raise TimeoutError(f"another process has held the lock for {LOCK_PATIENCE:.0f} s")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
+    if not any(try_lock(fd) for _ in waiting(LOCK_PATIENCE, 0.0005, 0.02)):
+        raise TimeoutError(f"another process has held the lock for {LOCK_PATIENCE:.0f} s")
 
 
-class CachedHandle:
+class CachedHandle(Handle):
     """An open file of a cache folder. Pinned by a shared lock; idle, it may be evicted, which `pin` notices."""
 
     def __init__(self, folder: CacheFolder, ready: CachedFile) -> None:
-        self._folder, self._fd = folder, ready.fd
+        super().__init__(Span(fd=ready.fd, size=ready.size, path=ready.path), partial(folder.close, ready.fd))
+        self._fd = ready.fd
         self._noted = time.monotonic()
-        self.plain: Plain = Span(fd=ready.fd, size=ready.size, path=ready.path)
 
     def pin(self) -> bool:
         """Lock the file, and see that it has not been removed."""
@@ -398,7 +396,3 @@ class CachedHandle:
     def unpin(self) -> None:
         """Let the file be evicted."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._folder.close(self._fd)

@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from packtrain.core.errors import RecordError
@@ -29,7 +30,7 @@ from packtrain.records.shards.decompression import (
     decompressed,
     direct_plain,
 )
-from packtrain.records.shards.open_files import FreeHandle, Handle, HandleTable
+from packtrain.records.shards.open_files import Handle, HandleTable
 from packtrain.records.shards.shard_cache import IN_MEMORY, ShardCache
 from packtrain.records.span import CursorFile, Plain, Span
 
@@ -214,10 +215,9 @@ class LocalFiles:
 
     def _goes_through_cache(self, file: str) -> bool:
         """Decided once for each file."""
-        found = self._cached.get(file)
-        if found is None:
-            found = self._cached[file] = is_remote(file) or self._copies(_compression(file))
-        return found
+        if file not in self._cached:
+            self._cached[file] = is_remote(file) or self._copies(_compression(file))
+        return self._cached[file]
 
     def _is_cached(self, file: str) -> bool:
         try:
@@ -235,12 +235,12 @@ class LocalFiles:
         if kind == "none":
             raw = open_raw(file)
             span = Span(fd=raw.fileno(), size=identify(file).size or 0, path=local_path(file))
-            return FreeHandle(span, raw.close)
+            return Handle(span, raw.close)
         if kind == "gzip" and indexed_gzip() is not None:
             indexed = IndexedGzip(local_path(file), identify(file), self._cache)
-            return FreeHandle(indexed, indexed.close)
+            return Handle(indexed, indexed.close)
         direct = direct_plain(file, identify(file), IN_MEMORY, PAUSES)
-        return FreeHandle(direct, direct.close)
+        return Handle(direct, direct.close)
 
 
 class CachedFiles(LocalFiles):
@@ -251,14 +251,10 @@ class CachedFiles(LocalFiles):
         self._copy_local = copy_local
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _cached_files, (self._cache, self._copy_local)
+        return partial(CachedFiles, copy_local=self._copy_local), (self._cache,)
 
     def _copies(self, kind: Compression) -> bool:
         return self._copy_local or kind != "none"
-
-
-def _cached_files(cache: ShardCache, copy_local: bool) -> CachedFiles:
-    return CachedFiles(cache, copy_local=copy_local)
 
 
 def _compression(file: str) -> Compression:

@@ -49,15 +49,15 @@ def file_compression(path: str) -> Compression:
         raise unreadable(error) from error
 
 
-def file_blocks(path: str) -> Iterator[bytes]:
-    """The decompressed content of a file in blocks of at most BLOCK bytes.
+def file_blocks(path: str, start: int = 0) -> Iterator[bytes]:
+    """The decompressed content of a file in blocks of at most BLOCK bytes; of an uncompressed one from a byte on.
 
     Raises RecordError at a fault, after the blocks before it.
     """
     try:
         with open(path, "rb") as file:
-            kind = compression_of(file.read(4))
-            file.seek(0)
+            kind: Compression = "none" if start else compression_of(file.read(4))
+            file.seek(start)
             yield from plain_content(iter(lambda: file.read(READ), b""), kind)
     except OSError as error:
         raise unreadable(error) from error

@@ -12,11 +12,11 @@ from dataclasses import replace
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaRef
-from packtrain.records.formats.source_files import list_files, shown_name, split_files
+from packtrain.records.formats.source_files import Format, list_files, shown_name, split_files
 from packtrain.records.shards.address import CANNOT_OPEN, identify, reaching
 from packtrain.records.shards.decompression import decompressed
 from packtrain.records.shards.shard_cache import ShardCache
-from packtrain.records.source import Entry, Format, SourceSpec, Unit
+from packtrain.records.source import Entry, SourceSpec, Unit
 from packtrain.records.span import Plain
 
 FOLDER, BYTES = "PACKTRAIN_SHARD_CACHE", "PACKTRAIN_SHARD_CACHE_BYTES"  # environment variables
@@ -47,7 +47,7 @@ def _cache(folder: str, budget: str) -> ShardCache:
 def remote_units(spec: SourceSpec) -> Iterator[Unit]:
     """One unit for each file: so a file is fetched by the worker that reads it, and by no other."""
     for file in split_files(spec):
-        yield Unit(number=0, source=0, file=file)
+        yield Unit(file=file)
 
 
 def remote_entries(spec: SourceSpec, reader: Format, unit: Unit) -> Iterator[Entry]:

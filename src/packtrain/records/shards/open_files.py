@@ -84,37 +84,19 @@ class Descriptors:
         self._fds.clear()
 
 
-class Handle(Protocol):
-    """An open file. It begins pinned."""
-
-    plain: Plain
-
-    def pin(self) -> bool:
-        """Keep an idle file readable until `unpin`; False where it cannot be used any more."""
-        ...
-
-    def unpin(self) -> None:
-        """Nobody uses the file now."""
-        ...
-
-    def close(self) -> None:
-        """Give it back."""
-        ...
-
-
-class FreeHandle:
-    """A file on which no lock is needed, usable up to some moment."""
+class Handle:
+    """An open file, pinned at first and usable up to some moment. No lock is needed on it; subclasses may hold one."""
 
     def __init__(self, plain: Plain, close: Callable[[], None], until: float = float("inf")) -> None:
         self.plain, self.close = plain, close
         self._until = until
 
     def pin(self) -> bool:
-        """False when it is time to open the file in another way."""
+        """Keep an idle file readable until `unpin`; False when it is time to open it in another way."""
         return time.monotonic() < self._until
 
     def unpin(self) -> None:
-        """Nothing is locked."""
+        """Nobody uses the file now."""
 
 
 @dataclass(slots=True)

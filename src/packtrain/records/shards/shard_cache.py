@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError
+from packtrain.core.retries import waiting
 from packtrain.records.shards.address import PAUSES, Identity, identify
 from packtrain.records.shards.cache_folder import (
     CachedFile,
@@ -27,7 +29,7 @@ from packtrain.records.shards.cache_folder import (
     key_of,
 )
 from packtrain.records.shards.decompression import decompressed, direct_plain
-from packtrain.records.shards.open_files import FreeHandle, Handle, HandleTable, reset_in_children
+from packtrain.records.shards.open_files import Handle, HandleTable, reset_in_children
 from packtrain.records.span import Plain
 
 IN_MEMORY = 256 << 20  # bytes of a table that is held in memory where there is no room on disk
@@ -93,7 +95,7 @@ class ShardCache:
         self._begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._folder.path, self._folder.budget, self._settings)
+        return partial(ShardCache, **self._settings), (self._folder.path, self._folder.budget)
 
     @property
     def folder(self) -> str:
@@ -111,22 +113,22 @@ class ShardCache:
     @contextmanager
     def copy(self, file: str, patience: float = COPY_PATIENCE) -> Iterator[str]:
         """A local file with a data file's content, for the length of a block; waits where others have the room."""
-        end, pause = time.monotonic() + patience, 0.05
-        while True:
+        ready, needed = None, 0
+        for _ in waiting(patience, 0.05, 1.0):
             try:
                 ready = self._stored(self._order(file, self._identity(file)))
-                break
             except CacheFault as fault:
                 raise DataError("shard cache", got=str(fault), fix="free some space, or use another folder") from fault
             except NoRoom as fault:
-                if fault.needed > self._folder.budget or time.monotonic() > end:
-                    raise DataError(
-                        "shard cache",
-                        got=f"{file}, of at least {fault.needed:,} bytes, and a budget of {self._folder.budget:,}",
-                        fix="give it a larger budget, or use fewer workers",
-                    ) from fault
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
+                needed = fault.needed
+            if ready is not None or needed > self._folder.budget:
+                break
+        if ready is None:
+            raise DataError(
+                "shard cache",
+                got=f"{file}, of at least {needed:,} bytes, and a budget of {self._folder.budget:,}",
+                fix="give it a larger budget, or use fewer workers",
+            )
         try:
             yield ready.path
         finally:
@@ -170,17 +172,13 @@ class ShardCache:
     def drop(self, file: str, kind: str = "") -> bool:
         """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
         self._handles.forget([file])
-        key, end = key_of(file, self._identity(file), kind), time.monotonic() + DROP_PATIENCE
+        key = key_of(file, self._identity(file), kind)
         self._identities.pop(file, None)  # the source is looked at again, too
         try:
-            while not self._folder.remove(key):
-                if time.monotonic() > end:
-                    return False
-                time.sleep(0.05)  # others read it for a moment
+            return any(self._folder.remove(key) for _ in waiting(DROP_PATIENCE, 0.05, 0.05))
         except CacheFault as fault:
             self._notice(fault)
             return False
-        return True
 
     def release(self, ready: CachedFile) -> None:
         """Close what `made` has returned."""
@@ -199,10 +197,9 @@ class ShardCache:
 
     def _identity(self, file: str) -> Identity:
         """What a file was when this process first looked; later changes of a source are not followed."""
-        found = self._identities.get(file)
-        if found is None:
-            found = self._identities[file] = identify(file, self._pauses)
-        return found
+        if file not in self._identities:
+            self._identities[file] = identify(file, self._pauses)
+        return self._identities[file]
 
     def _acquire(self, file: str) -> Handle:
         """A file in the cache, or directly from its source for a while."""
@@ -220,7 +217,7 @@ class ShardCache:
                 self._notice(fault)
         until = max(self._rests.get(file, (0.0, 0.0))[0], self._resting[0])
         plain = direct_plain(file, identity, self._memory, self._pauses)
-        return FreeHandle(plain, plain.close, until)
+        return Handle(plain, plain.close, until)
 
     def _order(self, file: str, identity: Identity) -> _Order:
         blocks = decompressed(file, identity, self._pauses)
@@ -235,7 +232,7 @@ class ShardCache:
             if isinstance(found, CachedFile):
                 return found
             if isinstance(found, Writing):
-                return self._fetch(order, found, spare_wanted=False, goes_on=_always)
+                return self._fetch(order, found, spare_wanted=False, goes_on=lambda: True)
             now = time.monotonic()
             if found != seen:
                 seen, since = found, now
@@ -348,15 +345,6 @@ class Prefetcher:
             if outcome == "no room":
                 break  # what comes later must not take the room
         return waiting
-
-
-def _again(folder: str, budget: int, settings: dict[str, Any]) -> ShardCache:
-    """A cache in another process."""
-    return ShardCache(folder, budget, **settings)
-
-
-def _always() -> bool:
-    return True
 
 
 def _rest(before: tuple[float, float] | None, bounds: tuple[float, float]) -> tuple[float, float]:

@@ -1,0 +1,412 @@
+"""Calibration for users: training steps are measured on the GPU at hand, and the estimates are fitted to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from packtrain.core.cache_root import cache_dir
+from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.registry import known_config, known_shapes
+from packtrain.predicting.calibration import (
+    Calibration,
+    Measurement,
+    Mode,
+    Predicted,
+    calibration_path,
+    fit,
+    leave_one_out,
+    predict,
+    read_calibration,
+    save_calibration,
+)
+from packtrain.predicting.gpus import Gpu, find_gpu
+from packtrain.predicting.memory import estimate_memory
+from packtrain.predicting.shapes import shape_from_config
+from packtrain.predicting.values import Load, TrainingSetup
+
+if TYPE_CHECKING:
+    from packtrain.training.trial import Trial
+
+
+Modes = Literal["both", "eager", "compiled"]
+MAIN, WIDE, TEXT, TILED = "qwen3-vl-2b", "qwen2.5-vl-3b", "llama-1b", "smolvlm-2.2b"
+_SMALL = {MAIN: "small", WIDE: "small-wide", TEXT: "small-text", TILED: "small"}
+_ROOM = 0.85  # of a GPU's memory: estimates before a calibration are not exact
+_LEAST_TOKENS = 1024
+_KEPT = {"gradient_checkpointing": False, "vision_checkpointing": False}
+_LORA: dict[str, Any] = {"method": "lora", "train_vision": False, "train_projector": False}
+_LONG: dict[str, Any] = {"mean_tokens": 6000}
+_SEEN: dict[str, Any] = {"patches_per_token": 2.2}
+
+# model, tokens (of a pack, or (rows, tokens) of a padded batch), setup, mix
+_Row = tuple[str, Any, dict[str, Any], dict[str, Any]]
+_FITTED: dict[str, tuple[_Row, ...]] = {
+    "eager": (
+        (MAIN, 8192, _KEPT, {}),
+        (MAIN, 16_384, {}, {}),
+        (MAIN, 8192, {**_KEPT, **_LORA}, {}),
+        (MAIN, (4, 2048), {"attention": "sdpa"}, {}),
+        (TEXT, 16_384, _KEPT, _LONG),
+        (TEXT, 8192, {}, {}),
+        (WIDE, 8192, {}, {}),
+        (MAIN, 8192, {"gradient_checkpointing": False}, _SEEN),
+        (TEXT, (8, 1024), {"attention": "sdpa"}, {}),
+        (WIDE, 4096, _KEPT, {}),
+    ),
+    "compiled": (
+        (MAIN, 8192, _KEPT, {}),
+        (MAIN, 16_384, {}, _SEEN),
+        (TEXT, 16_384, _KEPT, _LONG),
+        (MAIN, 8192, {**_KEPT, **_LORA}, {}),
+        (WIDE, 8192, {}, {}),
+        (MAIN, 12_288, {}, {}),
+        (TEXT, 4096, {}, {}),
+    ),
+}
+_HELD_OUT: dict[str, tuple[_Row, ...]] = {
+    "eager": (
+        (MAIN, 12_288, {}, {}),
+        (MAIN, 16_384, _LORA, {}),
+        (WIDE, 6144, {**_KEPT, **_LORA}, {}),
+        (TEXT, (6, 1536), {**_KEPT, "attention": "sdpa"}, {}),
+        (MAIN, 5120, _KEPT, {"mean_tokens": 800, "patches_per_token": 1.6}),
+        (TILED, 8192, {}, {}),
+    ),
+    "compiled": (
+        (MAIN, 20_480, {}, {}),
+        (TEXT, 8192, {}, {}),
+        (WIDE, 12_288, _KEPT, {}),
+        (MAIN, 16_384, {**_KEPT, **_LORA}, {}),
+    ),
+}
+# A fit of two modes in a minute: enough to see that it works, not enough to trust.
+_QUICK = {"fitted": 4, "held_out": 2}
+MEMORY_GOAL, TIME_GOAL = 0.08, 0.12  # how near predictions of held-out settings should come
+BUDGET = 400.0  # seconds after which no further setting is begun
+DEVICES = ("cuda", "cpu")
+# A CPU has no data sheet: numbers of this order, from which the fit starts.
+CPU = Gpu(name="cpu", memory_bytes=8 << 30, bf16_flops=1e11, bandwidth=2e10, link_bandwidth=1e9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationOutcome:
+    """What was measured and fitted, and how near the fit comes."""
+
+    gpu: str
+    trials: tuple[str, ...]  # that there are, in order
+    calibration: Calibration | None = None  # None: nothing was measured
+    rows: tuple[Predicted, ...] = ()
+    left_out: tuple[Predicted, ...] = ()  # each fitted measurement, predicted by a fit to the others
+    skipped: tuple[str, ...] = ()  # trials for which there was no time
+    seconds: float = 0.0
+    files: tuple[Path, ...] = ()
+
+    @property
+    def held_out(self) -> tuple[Predicted, ...]:
+        return tuple(row for row in self.rows if row.held_out)
+
+    @property
+    def failed(self) -> tuple[Measurement, ...]:
+        found = self.calibration.measurements if self.calibration is not None else ()
+        return tuple(one for one in found if one.error)
+
+    def missed(self) -> tuple[Predicted, ...]:
+        """Held-out settings that are not predicted as well as they should be."""
+        return tuple(
+            row
+            for row in self.held_out
+            if abs(row.time_error) > TIME_GOAL or abs(row.memory_error or 0.0) > MEMORY_GOAL
+        )
+
+    def as_json(self) -> dict[str, object]:
+        known = self.calibration
+        return {
+            "gpu": self.gpu,
+            "device": known.device if known else None,
+            "torch": known.torch if known else None,
+            "transformers": known.transformers if known else None,
+            "date": known.date if known else None,
+            "seconds": self.seconds,
+            "fits": {mode: asdict(one) for mode, one in known.fits.items()} if known else {},
+            "rows": [_row(row) for row in self.rows],
+            "leave_one_out": [_row(row) for row in self.left_out],
+            "failed": {one.name: one.error for one in self.failed},
+            "skipped": list(self.skipped),
+            "held_out": len(self.held_out),
+            "held_out_missed": len(self.missed()),
+            "trials": list(self.trials),
+            "files": [str(path) for path in self.files],
+        }
+
+
+def _row(row: Predicted) -> dict[str, object]:
+    one = row.measurement
+    return {
+        "name": one.name,
+        "mode": one.mode,
+        "held_out": row.held_out,
+        "seconds": one.seconds,
+        "pass_seconds": one.pass_seconds,
+        "predicted_seconds": row.seconds,
+        "time_error": row.time_error,
+        "allocated": one.allocated,
+        "predicted_allocated": row.allocated,
+        "memory_error": row.memory_error,
+        "reserved": one.reserved,
+        "context": one.context,
+        "tokens": one.load.tokens,
+        "tokens_per_second": one.load.tokens / one.seconds,
+    }
+
+
+def calibrate(
+    *,
+    model: str | None = None,
+    quick: bool = False,
+    held_out: bool = True,
+    modes: Modes = "both",
+    only: Sequence[str] = (),
+    device: str | None = None,
+    gpu: str | None = None,
+    out: str | Path | None = None,
+    budget: float = BUDGET,
+    progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
+) -> CalibrationOutcome:
+    """Measure training steps, fit the models to them and keep the result for all later estimates.
+
+    `gpu` names the data sheet where the driver's name is not known. A mode that is not measured now keeps what an
+    earlier calibration with the same versions found, and with `only`, which has words of the names of settings, so does
+    every setting. Without a GPU nothing is measured unless `device` is "cpu"; the outcome then says what would be.
+    """
+    if modes not in get_args(Modes):
+        raise ConfigError("mode", got=modes, expected=", ".join(get_args(Modes)), fix=nearest(modes, get_args(Modes)))
+    place = _Place.find(device, gpu)
+    every = calibration_trials(place.gpu, model=model, modes=modes, quick=quick, held_out=held_out)
+    trials = [trial for trial in every if not only or any(word in trial.name for word in only)]
+    if not trials:
+        raise ConfigError("only", got="; ".join(only), expected="words of: " + "; ".join(one.name for one in every))
+    names = tuple(trial.name for trial in trials)
+    if place.torch_device is None:
+        return CalibrationOutcome(gpu=place.gpu.name, trials=names)
+    begun = time.monotonic()
+    measurements = _measure(trials, place, begun + budget, progress)
+    done = {one.name for one in measurements}
+    files = _files(place.gpu, out)
+    kept = _earlier(place, by_name=bool(only), now=measurements)
+    order = {trial.name: number for number, trial in enumerate(every)}
+    together = sorted((*kept, *measurements), key=lambda one: order.get(one.name, -1))
+    known = _calibration(place, tuple(together))
+    _save(known, files)  # minutes of a GPU: whatever becomes of the fit
+    return replace(
+        _fitted(known, place.gpu, files),
+        trials=names,
+        skipped=tuple(name for name in names if name not in done),
+        seconds=time.monotonic() - begun,
+    )
+
+
+def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutcome:
+    """Fit again to the measurements of a stored file, wherever they were made, and keep the result here."""
+    known = read_calibration(Path(path))
+    gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
+    return _fitted(known, gpu, _files(gpu, out))
+
+
+def _fitted(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
+    calibration = replace(known, fits=fit(known.measurements, gpu))
+    _save(calibration, files)
+    return CalibrationOutcome(
+        gpu=gpu.name,
+        trials=tuple(one.name for one in calibration.measurements),
+        calibration=calibration,
+        rows=tuple(predict(calibration.measurements, calibration.fits, gpu)),
+        left_out=tuple(leave_one_out(calibration.measurements, gpu)),
+        files=files,
+    )
+
+
+def _save(calibration: Calibration, files: Sequence[Path]) -> None:
+    if any(not one.error for one in calibration.measurements):
+        for path in files:
+            save_calibration(calibration, path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where steps are measured."""
+
+    gpu: Gpu
+    torch_device: Any  # None: nowhere
+    name: str
+
+    @classmethod
+    def find(cls, device: str | None, gpu: str | None) -> _Place:
+        if device is not None and device.split(":")[0] not in DEVICES:
+            raise ConfigError("device", got=device, expected=", ".join(DEVICES), fix=nearest(device, DEVICES))
+        try:
+            import torch
+
+            from packtrain.modeling.load import quiet_libraries
+
+            quiet_libraries()
+        except ImportError as error:
+            raise ConfigError("packtrain calibrate", got=str(error), fix="pip install 'packtrain[train]'") from error
+        if device is not None and device.startswith("cpu"):
+            return cls(gpu=CPU, torch_device=torch.device("cpu"), name="cpu")
+        if not torch.cuda.is_available():
+            return cls(gpu=find_gpu(gpu or "h200"), torch_device=None, name="")
+        used = torch.device(device if device is not None and ":" in device else "cuda:0")
+        torch.cuda.set_device(used)
+        name = torch.cuda.get_device_name(used)
+        return cls(gpu=find_gpu(gpu or name), torch_device=used, name=name)
+
+
+def _measure(
+    trials: Sequence[Trial], place: _Place, until: float, progress: Callable[[int, int, str], None]
+) -> tuple[Measurement, ...]:
+    from packtrain.training.trial import measure_trial
+
+    found = []
+    for number, trial in enumerate(trials):
+        if time.monotonic() > until:
+            break
+        progress(number, len(trials), trial.name)
+        found.append(measure_trial(trial, place.torch_device))
+    progress(len(found), len(trials), "fitting")
+    return tuple(found)
+
+
+def _earlier(place: _Place, *, by_name: bool, now: Sequence[Measurement]) -> tuple[Measurement, ...]:
+    """What an earlier calibration with the same versions knows of modes, or settings, that were not measured now."""
+    path = calibration_path(place.gpu)
+    try:
+        found = read_calibration(path) if path.is_file() else None
+    except ArtifactError:
+        return ()  # of another format: it is replaced
+    if found is None or (found.torch, found.transformers, found.device) != (*_versions(), place.name):
+        return ()
+    if by_name:
+        again = {one.name for one in now}
+        return tuple(one for one in found.measurements if one.name not in again)
+    measured: set[Mode] = {one.mode for one in now}
+    return tuple(one for one in found.measurements if one.mode not in measured)
+
+
+def _calibration(place: _Place, measurements: tuple[Measurement, ...]) -> Calibration:
+    """Not fitted yet."""
+    torch_version, transformers_version = _versions()
+    return Calibration(
+        gpu=place.gpu.name,
+        device=place.name,
+        torch=torch_version,
+        transformers=transformers_version,
+        date=datetime.now(UTC).date().isoformat(),
+        fits={},
+        measurements=measurements,
+    )
+
+
+def _versions() -> tuple[str, str]:
+    from importlib.metadata import version
+
+    return version("torch"), version("transformers")
+
+
+def _files(gpu: Gpu, out: str | Path | None) -> tuple[Path, ...]:
+    stored = calibration_path(gpu)
+    return (stored,) if out is None else (stored, Path(out))
+
+
+def calibration_trials(
+    gpu: Gpu, *, model: str | None = None, modes: Modes = "both", quick: bool = False, held_out: bool = True
+) -> tuple[Trial, ...]:
+    """The trials for a GPU, in the order in which they are run; packs are shorter where memory is small.
+
+    `model` stands in for the main shape. On a CPU (its name is the data sheet's) all shapes are small ones, in fp32.
+    """
+    own = model_config(model) if model is not None else None
+    found: list[Trial] = []
+    for mode in ("eager", "compiled") if modes == "both" else (modes,):
+        rows = [(row, False) for row in _FITTED[mode][: _QUICK["fitted"] if quick else None]]
+        rows += [(row, True) for row in (_HELD_OUT[mode][: _QUICK["held_out"] if quick else None] if held_out else ())]
+        for row, out in rows:
+            trial = _trial(row, gpu, mode == "compiled", out, own if row[0] == MAIN else None, model)
+            # Settings that were made shorter may have become the same.
+            if trial is not None and trial.name not in {other.name for other in found}:
+                found.append(trial)
+    return tuple(found)
+
+
+def model_config(name: str) -> Mapping[str, Any]:
+    """The config of a known shape, of a model's folder, or of a tiny model."""
+    import json
+
+    if name in known_shapes():
+        return known_config(name)
+    if not name.startswith(PREFIX) and not Path(name).expanduser().is_dir():
+        known_config(name)  # says which there are
+    path = resolve(name, cache_dir() / "models") / "config.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(path), got=str(error), expected="a model's config.json") from None
+
+
+def _trial(
+    row: _Row, gpu: Gpu, compiled: bool, held_out: bool, own: Mapping[str, Any] | None, own_name: str | None
+) -> Trial | None:
+    """One trial, with packs that this GPU has room for; None where even short ones do not fit."""
+    from packtrain.delivery.encode.synthetic_samples import Mix
+    from packtrain.training.trial import Trial
+
+    name, size, changes, looks = row
+    small = gpu.name == "cpu"
+    name = _SMALL[name] if small else name
+    config = own if own is not None else known_config(name)
+    rows, tokens = size if isinstance(size, tuple) else (None, size)
+    mix = Mix(**looks)
+    setup = TrainingSetup(**{**changes, "compiled": compiled})
+    if shape_from_config(config).vision is None:
+        mix = replace(mix, patches_per_token=0.0)
+    if small:  # the kernel for packs is a loop there
+        tokens, mix = tokens // 64, replace(mix, mean_tokens=mix.mean_tokens // 20)
+        setup = replace(setup, weights_dtype="fp32", attention="sdpa" if compiled else setup.attention)
+    trial = Trial(
+        model=own_name if own is not None and own_name is not None else name,
+        config=config,
+        setup=setup,
+        tokens=tokens,
+        rows=rows,
+        mix=mix,
+        held_out=held_out,
+        backend="aot_eager" if small else "inductor",
+    )
+    return trial if small else _fitting(trial, gpu)
+
+
+def _fitting(trial: Trial, gpu: Gpu) -> Trial | None:
+    while trial.tokens >= _LEAST_TOKENS:
+        whole = trial.tokens * (trial.rows or 1)
+        patches = int(trial.mix.patches_per_token * whole)
+        load = Load(
+            tokens=whole,
+            squared_tokens=whole * trial.mix.mean_tokens,
+            longest=trial.tokens,
+            samples=max(1, whole // trial.mix.mean_tokens),
+            rows=trial.rows or 1,
+            supervised_tokens=whole // 2,
+            vision_tokens=patches // 4,
+            patches=patches,
+            squared_patches=patches * 1500,
+            largest_patches=min(patches, 1500),
+        )
+        if estimate_memory(shape_from_config(trial.config), trial.setup, load).total <= _ROOM * gpu.memory_bytes:
+            return trial
+        trial = replace(trial, tokens=trial.tokens // 2)
+    return None

@@ -1,0 +1,435 @@
+"""One pack as the model will get it: read, decoded, encoded and collated as in training, listed token by token."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from packtrain.app.inspect_plan import pack_samples
+from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.modality import MODALITIES
+from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
+from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample, PackedRow, PackKey
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.family import ProcessorSettings
+from packtrain.families.registry import load_rule
+from packtrain.measuring.table import MEDIA, CostTable
+from packtrain.packing.pack_plan import PackPlan
+
+if TYPE_CHECKING:
+    from packtrain.delivery.collate.batch_values import Batch
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.expected import Expected
+    from packtrain.records.media import MediaStore
+
+BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
+PADDING = "padding"
+_KINDS = {TEXT: "text", **{one.token_kind: name for name, one in MODALITIES.items()}}
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # how tokenizers with a byte fallback write one byte
+_HEADER = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenToken:
+    """One token of the row."""
+
+    at: int  # place in the row
+    id: int
+    text: str | None  # its own piece of text; None where it is no whole characters, or has none
+    bytes: str | None  # in hexadecimal, where it is a part of a character
+    kind: str  # text, image, video or padding
+    medium: int | None  # which image, or which video, of its sample; from 1
+    sample: int | None  # which sample of the row, from 0
+    positions: tuple[int, ...]  # one, or four with M-RoPE: in the sample, time, height, width
+    loss: bool
+    label: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenMedium:
+    """One medium of a sample."""
+
+    kind: str
+    number: int  # among those of its kind, from 1
+    name: str
+    width: int
+    height: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenSample:
+    """One sample of the row."""
+
+    number: int
+    id: str
+    origin: str
+    row: int  # of the cost table
+    first: int  # place of its first token in the row
+    tokens: int
+    start: int  # first token of the sample that is used, 0 unless it is split
+    supervised_tokens: int
+    media: tuple[SeenMedium, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenArgument:
+    """One argument of the model's forward pass."""
+
+    name: str
+    shape: tuple[int, ...] | None  # None where it is no tensor
+    dtype: str
+    value: str | None  # of what is no tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenBatch:
+    """Everything about one pack as the model gets it."""
+
+    pack: int
+    epoch: int
+    model: str
+    model_type: str
+    attn_implementation: str
+    packing_length: int
+    num_tokens: int  # of samples
+    padding: int
+    supervised_tokens: int
+    images: int
+    videos: int
+    patches: int | None  # None where pixels come as tiles of unknown patch size
+    arguments: tuple[SeenArgument, ...]
+    boundaries: tuple[int, ...]  # where samples, and padding after them, start and end
+    samples: tuple[SeenSample, ...]
+    failures: tuple[LedgerEntry, ...]  # samples that were planned and are not in the batch
+    tokens: tuple[SeenToken, ...]
+
+
+def inspect_batch(
+    plan: PackPlan, table: CostTable, number: int, epoch: int = 0, *, attn_implementation: str = "sdpa", cache: Path
+) -> SeenBatch:
+    """Read, encode and collate one pack as a loader does; `cache` is where the table's rows are kept for delivery."""
+    (seen,) = inspect_batches(plan, table, (number,), epoch, attn_implementation=attn_implementation, cache=cache)
+    return seen
+
+
+def inspect_batches(
+    plan: PackPlan,
+    table: CostTable,
+    numbers: Sequence[int],
+    epoch: int = 0,
+    *,
+    attn_implementation: str = "sdpa",
+    cache: Path,
+) -> Iterator[SeenBatch]:
+    """Several packs of an epoch, one after another."""
+    if attn_implementation not in BACKENDS:
+        fix = nearest(attn_implementation, BACKENDS) or "leave it out"
+        raise ConfigError(
+            "--attn-implementation", got=attn_implementation, expected="one of " + ", ".join(BACKENDS), fix=fix
+        )
+    # Which says what is wrong with the numbers.
+    planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
+    _quieten()
+    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.pack_source import PackSource
+    from packtrain.delivery.encode.reader import RecordReader
+    from packtrain.delivery.encode.row_table import RowTable
+    from packtrain.records.shards.data_files import LocalFiles
+
+    request = table.request()
+    encoder = SampleEncoder(request, measured_settings=table.summary.settings)
+    reason = encoder.contract.refused_backends.get(attn_implementation)
+    if reason is not None:
+        got = f"{attn_implementation} for {encoder.contract.model_type}: {reason}"
+        raise ConfigError("--attn-implementation", got=got, fix="leave it out, or use sdpa")
+    rows, files = RowTable.make(table, cache), LocalFiles()
+    headers, texts = _measured_headers(table, sorted(planned)), _TokenTexts(request.settings())
+    try:
+        for number in numbers:
+            noting = _Noting(encoder, headers)
+            source = PackSource(plan, rows, RecordReader(request, rows, files), noting)
+            row = source[PackKey(epoch=epoch, pack=number)]
+            yield _seen(
+                plan, row, noting, _collated(plan, row, encoder, attn_implementation), attn_implementation, texts
+            )
+    finally:
+        files.close()
+
+
+def _quieten() -> None:
+    """Transformers says nothing on its own; without it there is no batch to be made."""
+    try:
+        import torch  # noqa: F401
+        from transformers.utils import logging
+    except ImportError as error:
+        raise ConfigError("--batch", got=str(error), fix="pip install 'packtrain[train]'") from error
+    logging.set_verbosity_error()
+
+
+def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[MediaHeader, ...]]:
+    """What the headers of some rows' media said when they were measured."""
+    indices = table.rows(("index",), np.array(rows, np.int64))["index"].tolist()
+    found = pq.read_table(
+        table.folder / MEDIA, columns=["record", *_HEADER], filters=[("record", "in", indices)]
+    ).to_pylist()
+    headers: dict[int, list[MediaHeader]] = {index: [] for index in indices}
+    for one in found:
+        limits = PartLimits.of(one.pop("limits"))
+        headers[one.pop("record")].append(MediaHeader(**one, limits=limits))
+    return {row: tuple(headers[index]) for row, index in zip(rows, indices, strict=True)}
+
+
+def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
+    from packtrain.delivery.collate.packed import PackCollator
+
+    collator = PackCollator(
+        encoder.contract,
+        pad_id=encoder.pad_id,
+        capacity=plan.config.packing_length,
+        alignment=plan.config.pack_alignment,
+        boundaries=attn_implementation.startswith(("varlen", "flash")),
+        patch_size=_patch_size(encoder.request.settings().config),
+    )
+    return collator([row])
+
+
+def _patch_size(config: Mapping[str, Any]) -> int:
+    """Side of a patch of the vision encoder; 0 where the model's config does not say."""
+    side = (config.get("vision_config") or {}).get("patch_size") or 0
+    return int(side[0] if isinstance(side, (list, tuple)) else side)
+
+
+# ---- what the batch does not say: which medium a token belongs to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Note:
+    """What is known about a sample beside its tensors."""
+
+    record: Record
+    start: int
+    media: tuple[SeenMedium, ...]
+
+
+class _Noting:
+    """An encoder that also keeps which media its samples show and how many tokens each of them takes.
+
+    `headers`, by row, are what media were measured with, so that one that has changed is named with both sizes.
+    """
+
+    def __init__(self, encoder: SampleEncoder, headers: Mapping[int, tuple[MediaHeader, ...]]) -> None:
+        self.encoder, self._headers = encoder, headers
+        self.notes: list[_Note] = []  # of the samples that could be encoded, in order
+        self._rule: RecordEncoder | None = None
+
+    def encode(
+        self, record: Record, store: MediaStore, *, row: int, expected: Expected | None, start: int, tokens: int
+    ) -> EncodedSample:
+        """As the encoder itself."""
+        expected = replace(expected, headers=self._headers.get(row)) if expected is not None else None
+        made = self.encoder.encode(record, store, row=row, expected=expected, start=start, tokens=tokens)
+        media = self._media(record, store) if start == 0 else ()
+        self.notes.append(_Note(record=record, start=start, media=media))
+        return made
+
+    def _media(self, record: Record, store: MediaStore) -> tuple[SeenMedium, ...]:
+        from packtrain.delivery.encode.decode import media_header
+
+        media = tuple(record.media())
+        if not media:
+            return ()
+        headers = [media_header(store, medium) for medium in media]
+        if self._rule is None:
+            request, settings = self.encoder.request, self.encoder.request.settings()
+            family = load_rule(settings, request.limits)
+            assert family is not None, "the encoder was made, so there is a rule"
+            self._rule = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
+        counted: dict[str, int] = {}
+        found = []
+        for medium, header, expansion in zip(media, headers, self._rule.layouter.expansions(headers), strict=True):
+            counted[medium.kind] = counted.get(medium.kind, 0) + 1
+            found.append(
+                SeenMedium(
+                    kind=medium.kind,
+                    number=counted[medium.kind],
+                    name=medium.ref.name,
+                    width=header.width,
+                    height=header.height,
+                    tokens=expansion.media_tokens,
+                )
+            )
+        return tuple(found)
+
+
+def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int | None]:
+    """Which medium of its kind each token belongs to. Media of one kind stand in order, whatever stands between."""
+    kinds = sample.token_kinds.numpy()
+    numbers = np.zeros(len(kinds), np.int64)
+    for kind in MODALITIES.values():
+        own = [medium for medium in media if medium.kind == kind.name]
+        places = np.flatnonzero(kinds == kind.token_kind)
+        counts = [medium.tokens for medium in own]
+        assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, but its media have {counts}"
+        numbers[places] = np.repeat([medium.number for medium in own], counts) if own else 0
+    return [number or None for number in numbers.tolist()]
+
+
+# ---- telling
+
+
+def _seen(
+    plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, attn_implementation: str, texts: _TokenTexts
+) -> SeenBatch:
+    from packtrain.delivery.collate.packed import offsets_of
+
+    info, encoder = batch.info, noting.encoder
+    starts = offsets_of(row.samples, plan.config.pack_alignment)
+    ends = [start + len(sample) for start, sample in zip(starts, row.samples, strict=True)]
+    boundaries = tuple(sorted({0, *starts, *ends, info.tokens + info.padding}))
+    samples = tuple(
+        SeenSample(
+            number=number,
+            id=sample.id,
+            origin=note.record.origin,
+            row=sample.row,
+            first=starts[number],
+            tokens=len(sample),
+            start=note.start,
+            supervised_tokens=int((sample.labels != IGNORED).sum()),
+            media=note.media,
+        )
+        for number, (sample, note) in enumerate(zip(row.samples, noting.notes, strict=True))
+    )
+    return SeenBatch(
+        pack=row.key.pack,
+        epoch=row.key.epoch,
+        model=encoder.request.model,
+        model_type=encoder.contract.model_type,
+        attn_implementation=attn_implementation,
+        packing_length=plan.config.packing_length,
+        num_tokens=info.tokens,
+        padding=info.padding,
+        supervised_tokens=info.supervised_tokens,
+        images=info.images,
+        videos=info.videos,
+        patches=info.patches,
+        arguments=tuple(_argument(name, value) for name, value in batch.items()),
+        boundaries=boundaries,
+        samples=samples,
+        failures=info.failures,
+        tokens=_tokens(row, samples, batch, texts),
+    )
+
+
+def _argument(name: str, value: Any) -> SeenArgument:
+    if hasattr(value, "dtype"):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return SeenArgument(name=name, shape=tuple(value.shape), dtype=dtype, value=None)
+    return SeenArgument(name=name, shape=None, dtype=type(value).__name__, value=str(value))
+
+
+def _tokens(
+    row: PackedRow, samples: tuple[SeenSample, ...], batch: Mapping[str, Any], texts: _TokenTexts
+) -> tuple[SeenToken, ...]:
+    """Every token, from the tensors that the model gets; the samples only say whose it is."""
+    ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+    positions = batch["position_ids"].reshape(-1, len(ids)).T.tolist()
+    owners: list[tuple[int | None, str, int | None]] = []
+    for sample, seen in zip(row.samples, samples, strict=True):
+        owners += [(None, PADDING, None)] * (seen.first - len(owners))
+        kinds = map(_KINDS.__getitem__, sample.token_kinds.tolist())
+        owners += [
+            (seen.number, kind, medium) for kind, medium in zip(kinds, _numbers(sample, seen.media), strict=True)
+        ]
+    owners += [(None, PADDING, None)] * (len(ids) - len(owners))
+    found = []
+    for at, (token, label, place, owner) in enumerate(zip(ids, labels, positions, owners, strict=True)):
+        piece = texts.of(token)
+        found.append(
+            SeenToken(
+                at=at,
+                id=token,
+                text=piece.text,
+                bytes=piece.bytes,
+                kind=owner[1],
+                medium=owner[2],
+                sample=owner[0],
+                positions=tuple(place),
+                loss=label != IGNORED,
+                label=label,
+            )
+        )
+    return tuple(found)
+
+
+# ---- the text of single tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Piece:
+    """What one token stands for."""
+
+    text: str | None = None
+    bytes: str | None = None  # in hexadecimal, where it is a part of a character
+
+
+class _TokenTexts:
+    """The texts of a model's tokens, by its tokenizer as transformers loads it."""
+
+    def __init__(self, settings: ProcessorSettings) -> None:
+        from packtrain.delivery.encode.pixels import load_processor
+
+        self._tokenizer: Any = load_processor(settings, multimodal=False).backend_tokenizer
+        self._known: dict[int, _Piece] = {}
+        # Decoders leave out the blank in front of a text, so nothing is decoded as the first token.
+        self._before: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
+        self._lead = self._decoded(self._before)
+
+    def of(self, token: int) -> _Piece:
+        """What a token stands for; nothing at all where the vocabulary does not have it."""
+        if token not in self._known:
+            self._known[token] = self._piece(token)
+        return self._known[token]
+
+    def _piece(self, token: int) -> _Piece:
+        name = self._tokenizer.id_to_token(token)
+        if name is None:
+            return _Piece()
+        if self._tokenizer.decoder is None:
+            return _Piece(text=name)
+        text = self._decoded([*self._before, token])
+        text = text.removeprefix(self._lead) if text.startswith(self._lead) else self._decoded([token])
+        if "\ufffd" in text and (raw := _bytes_of(name)) is not None:
+            try:
+                return _Piece(text=raw.decode("utf-8"))
+            except UnicodeDecodeError:
+                return _Piece(bytes=raw.hex())
+        return _Piece(text=text)
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def _bytes_of(name: str) -> bytes | None:
+    """The bytes that a token's name in the vocabulary stands for; None where it stands for itself."""
+    one = _BYTE.fullmatch(name)
+    if one is not None:
+        return bytes.fromhex(one[1])
+    alphabet = _byte_alphabet()
+    return bytes(alphabet[char] for char in name) if all(char in alphabet for char in name) else None
+
+
+@functools.cache
+def _byte_alphabet() -> dict[str, int]:
+    """How byte-level vocabularies write bytes: visible characters of Latin-1 as themselves, the rest from U+0100 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(256 + at): byte for at, byte in enumerate(hidden)}

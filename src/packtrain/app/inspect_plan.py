@@ -1,0 +1,333 @@
+"""Looking into a pack plan: its summary, one pack, one sample, what each limit stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.modality import VISION_TOKENS
+from packtrain.measuring.table import COSTS, CostTable
+from packtrain.packing.cutting import supervised_in
+from packtrain.packing.pack_plan import PLAN, PackPlan
+from packtrain.packing.schedule import EMPTY, Balance, Schedule
+from packtrain.runs.read import read_run
+from packtrain.runs.run_folder import CONFIG, RUN
+from packtrain.runs.run_values import TrainingRun
+
+if TYPE_CHECKING:
+    from packtrain.app.inspect_batch import SeenBatch
+
+
+_SHOWN = (
+    *("id", "source", "origin", "tokens", *VISION_TOKENS, "images", "videos", "patches"),
+    *("supervised_tokens", "tail_tokens", "tail_runs"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedSample:
+    """One sample of a pack, with its costs."""
+
+    row: int
+    id: str
+    source: str
+    origin: str
+    start: int  # first token of the sample that is used, 0 unless it is split
+    tokens: int  # used in this pack
+    vision_tokens: int
+    images: int
+    videos: int
+    patches: int
+    supervised_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackPlace:
+    """Where a sample went in one epoch."""
+
+    epoch: int
+    pack: int
+    row: int
+    start: int  # first token that is used
+    tokens: int  # used in this pack
+    whole: bool  # neither truncated nor split
+
+
+def load_plan(folder: str | Path) -> PackPlan:
+    """A plan; of the folder of a run, the one that it is trained with."""
+    is_run = (Path(folder) / RUN).exists() and not (Path(folder) / PLAN).exists()
+    return PackPlan.load(plan_of_run(read_run(folder)) if is_run else folder)
+
+
+def plan_of_run(run: TrainingRun) -> Path:
+    """The folder of the plan that a run is trained with."""
+    if run.about.derived.get("looked_at"):
+        raise ConfigError(
+            str(run.folder),
+            got="a run over a stream (data.online), whose packs are not stored",
+            expected="a run over data that were measured first",
+        )
+    if run.about.plan is None:
+        expected = "what packtrain train writes before its first step"
+        raise ArtifactError(str(run.folder / RUN), got="no plan", expected=expected)
+    plan = Path(run.about.plan)
+    if not plan.is_absolute() and not plan.exists():
+        plan = run.folder / plan
+    if not plan.exists():
+        raise ArtifactError(
+            str(plan),
+            got="no such folder",
+            expected="the plan that the run was trained with",
+            fix=f"run packtrain train {run.folder / CONFIG} --dry-run to rebuild it",
+        )
+    return plan
+
+
+def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
+    """A plan and the cost table it was made from; a table that has changed since is refused."""
+    found = load_plan(plan)
+    folder = Path(costs) if costs is not None else Path(found.summary.cost_table)
+    try:
+        table = CostTable.load(folder)
+    except ArtifactError as error:
+        if costs is not None:
+            raise
+        raise ArtifactError(
+            str(folder),
+            got=f"not the cost table that the plan was made from ({error.got})",
+            fix="pass its folder with --costs",
+        ) from error
+    limits = found.summary.inputs["limits"]
+    table = table.with_limits(**limits) if limits else table
+    found.check_inputs(table)
+    return found, table
+
+
+def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) -> list[PackedSample]:
+    """The samples of one pack, in order."""
+    _check("--epoch", epoch, plan.num_epochs)
+    packs = plan.epoch(epoch)
+    _check("--pack", number, packs.num_packs)
+    pack = packs.pack(number)
+    rows = np.unique(pack.rows)
+    columns = table.rows(_SHOWN, rows)
+    found = []
+    for row, start, used in zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True):
+        at = int(np.searchsorted(rows, row))
+        values = {name: columns[name][at] for name in _SHOWN}
+        first, whole = start == 0, int(values["tokens"])
+        used = whole if used < 0 else used
+        found.append(
+            PackedSample(
+                row=row,
+                id=str(values["id"]),
+                source=str(values["source"]),
+                origin=str(values["origin"]),
+                start=start,
+                tokens=used,
+                vision_tokens=sum(int(values[name]) for name in VISION_TOKENS) * first,
+                images=int(values["images"]) * first,
+                videos=int(values["videos"]) * first,
+                patches=int(values["patches"]) * first,
+                supervised_tokens=_supervised(values, start, start + used),
+            )
+        )
+    return found
+
+
+def _supervised(values: Mapping[str, Any], start: int, end: int) -> int:
+    """Tokens with loss of a piece of a row."""
+    tokens, supervised = int(values["tokens"]), int(values["supervised_tokens"])
+    if (start, end) == (0, tokens):
+        return supervised
+    piece = np.array([start]), np.array([end])
+    return int(supervised_in(str(values["tail_runs"]), tokens, supervised, int(values["tail_tokens"]), *piece)[0])
+
+
+def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackPlace], list[int]]:
+    """Where the samples with this id went, and the rows of the table that bear it."""
+    rows = _rows_named(table, name)
+    if not len(rows):
+        known = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
+        expected = f"the id of a measured sample, such as {known[0]!r}"
+        raise ConfigError("--sample", got=name, expected=expected, fix=nearest(name, known))
+    lengths = dict(zip(rows.tolist(), table.rows(("tokens",), rows)["tokens"].tolist(), strict=True))
+    found = []
+    for epoch in range(plan.num_epochs):
+        packs = plan.epoch(epoch)
+        for entry in np.flatnonzero(np.isin(packs.rows, rows)).tolist():
+            number = int(np.searchsorted(packs.ends, entry, side="right"))
+            pack = packs.pack(number)
+            at = entry - int(packs.offsets[number])
+            row, used = int(pack.rows[at]), int(pack.tokens[at])
+            whole = used < 0 or used == lengths[row]
+            place = PackPlace(
+                epoch=epoch,
+                pack=number,
+                row=row,
+                start=int(pack.starts[at]),
+                tokens=lengths[row] if used < 0 else used,
+                whole=whole,
+            )
+            found.append(place)
+    return found, rows.tolist()
+
+
+def _rows_named(table: CostTable, name: str) -> np.ndarray:
+    """Rows of the table with this id; the file is read row group by row group."""
+    found, start = [], 0
+    with pq.ParquetFile(table.folder / COSTS) as file:
+        for group in range(file.num_row_groups):
+            ids = file.read_row_group(group, columns=["id"])["id"]
+            found.append(start + np.flatnonzero(pc.equal(ids, name).to_numpy(zero_copy_only=False)))
+            start += len(ids)
+    positions = np.concatenate(found) if found else np.zeros(0, np.int64)
+    return table.positions_of(positions)
+
+
+def _check(option: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise ConfigError(option, got=number, expected=f"a number from 0 to {count - 1}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPack:
+    """One pack of a step, and who trains it when."""
+
+    micro_batch: int
+    rank: int
+    pack: int
+    samples: tuple[PackedSample, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(sample.tokens for sample in self.samples)
+
+    @property
+    def supervised_tokens(self) -> int:
+        return sum(sample.supervised_tokens for sample in self.samples)
+
+    @property
+    def images(self) -> int:
+        return sum(sample.images for sample in self.samples)
+
+    @property
+    def videos(self) -> int:
+        return sum(sample.videos for sample in self.samples)
+
+    @property
+    def patches(self) -> int:
+        return sum(sample.patches for sample in self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSeen:
+    """One optimizer step of a run."""
+
+    step: int  # counted from 1, over the whole run
+    steps: int  # of the run, which may end before its plan does
+    epoch: int
+    packing_length: int
+    unit: str  # what is dealt out: "pack", or "row" where a padded run has each sample by itself
+    world: int
+    packs: tuple[StepPack, ...]  # by micro-batch and rank; those that are empty are left out
+    logged: Mapping[str, float]  # what metrics.jsonl says of it; empty when it has not been trained
+    warnings: tuple[str, ...]
+
+
+def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> StepSeen:
+    """The samples of a step, from the run's plan and the cost table it was made from; the data are not needed."""
+    found = read_run(run)
+    schedule, table = _schedule(found, costs)
+    steps = _steps(found, schedule)
+    if not 1 <= step <= steps:
+        raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
+    before = schedule.state_after(step - 1)
+    world, rows = found.about.world, found.about.rows_per_batch
+    strategy = schedule.plan.config.packing_strategy
+    number = before.next_pack // schedule.packs_per_step
+    placed = schedule.micro_batches(before.epoch, number, world, rows_per_batch=rows)
+    packs = tuple(
+        StepPack(
+            micro_batch=int(micro_batch),
+            rank=int(column) // rows,
+            pack=int(placed[micro_batch, column]),
+            samples=tuple(pack_samples(schedule.plan, table, int(placed[micro_batch, column]), before.epoch)),
+        )
+        for micro_batch, column in np.argwhere(placed != EMPTY)
+    )
+    return StepSeen(
+        step=step,
+        steps=steps,
+        epoch=before.epoch,
+        packing_length=schedule.plan.config.packing_length,
+        unit="row" if found.about.mode == "padded" and strategy == "none" else "pack",
+        world=world,
+        packs=packs,
+        logged=_logged(found, step),
+        warnings=tuple(f"{one.kind}: {one.found}" for one in found.warnings if one.step == step),
+    )
+
+
+def step_batches(
+    run: str | Path,
+    seen: StepSeen,
+    costs: str | Path | None = None,
+    *,
+    attn_implementation: str | None = None,
+    cache: Path,
+) -> Iterator[SeenBatch]:
+    """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
+    from packtrain.app.inspect_batch import BACKENDS, inspect_batches
+
+    found = read_run(run)
+    if found.about.mode == "padded":
+        raise ConfigError(
+            "--batch",
+            got="a padded run, which has no packs",
+            expected="a packed run",
+            fix="leave it out: --step names the samples",
+        )
+    schedule, table = _schedule(found, costs)
+    trained = str(found.about.derived.get("attn_implementation", "")).removesuffix("-loop")
+    chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
+    numbers = [one.pack for one in seen.packs]
+    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
+
+
+def _schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
+    about = run.about
+    if about.packs_per_step is None or about.balance not in get_args(Balance):
+        raise ArtifactError(
+            str(run.folder / RUN),
+            got="no valid packs_per_step and balance",
+            expected="what packtrain train writes before its first step",
+        )
+    found, table = open_plan(plan_of_run(run), costs)
+    balance: Balance = about.balance  # type: ignore[assignment]
+    return Schedule(found, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
+
+
+def _steps(run: TrainingRun, schedule: Schedule) -> int:
+    """Steps of the run: what was derived before training, or all of the plan's where run.json does not say."""
+    planned, derived = schedule.num_steps(), run.about.derived.get("steps")
+    return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
+
+
+def _logged(run: TrainingRun, step: int) -> dict[str, float]:
+    steps = run.steps
+    at = np.flatnonzero(steps["step"] == step).tolist()
+    if not at:
+        return {}
+    values = {name: float(column[at[0]]) for name, column in steps.columns.items() if name != "step"}
+    values |= {f"learning_rate/{part}": float(rates[at[0]]) for part, rates in steps.rates.items()}
+    broken = "loss" if values["supervised_tokens"] else ""  # no number where there should be one
+    return {name: value for name, value in values.items() if not math.isnan(value) or name == broken}

@@ -1,0 +1,151 @@
+"""What a training run shows before its first step and when it has ended, and the card of its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from packtrain.app.train.forecast import Course, PredictedRun
+from packtrain.app.train.prepare import RunNumbers
+from packtrain.app.train.resolve import ResolvedRun
+from packtrain.core.numbers import counted
+from packtrain.core.secrets import without_secrets
+from packtrain.families.model_folder import PREFIX
+from packtrain.runs.run_facts import RunOutcome
+from packtrain.runs.run_folder import versions
+
+if TYPE_CHECKING:
+    from packtrain.delivery.collate.batch_values import BatchInfo
+    from packtrain.verifying.check_result import Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessPlace:
+    """Which of the started processes this is."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Does this process speak for all?"""
+        return self.rank == 0
+
+    @classmethod
+    def here(cls) -> ProcessPlace:
+        """As launchers tell it: torchrun, accelerate launch, or none."""
+        rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        return cls(rank=rank, world=max(world, 1), local_rank=local)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learning:
+    """One part of the model."""
+
+    part: str
+    weights: int
+    trained: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ReadyRun:
+    """A run before its first step."""
+
+    run: ResolvedRun
+    numbers: RunNumbers
+    done: tuple[str, ...]  # what was reused, and what was made
+    notes: tuple[str, ...]
+    attn_implementation: str  # that really runs
+    learns: tuple[Learning, ...]
+    dtype: str
+    masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
+    compiled: bool
+    proof: Verdict | None  # of packing; None where rows are padded, or it was turned off
+    course: Course
+    expected: PredictedRun | None  # None without a GPU that is known
+    batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for
+    warnings: tuple[str, ...] = ()  # what is not as it was asked for
+    risks: tuple[str, ...] = ()  # what may end the run before its time
+    resumed: int = 0  # the step that it goes on from
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainOutcome:
+    """What became of a run."""
+
+    folder: Path
+    ready: ReadyRun
+    outcome: RunOutcome
+    report: Path | None = None
+    final: Path | None = None
+    problems: tuple[str, ...] = ()  # with what comes after training
+
+    @property
+    def interrupted(self) -> bool:
+        """Was it asked to stop, and can go on?"""
+        return self.outcome.status == "interrupted"
+
+
+def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
+    """README.md of a model's folder. Of local data and models only names are told, not where they lie."""
+    run = ready.run
+    base, data = run.model.name, str(run.data.dataset_path)
+    adapters = run.model.has_adapters and not merged
+    head: dict[str, object] = {"library_name": "peft" if adapters else "transformers"}
+    if _is_on_hub(base):
+        head |= {"base_model": base, "base_model_relation": "adapter" if adapters else "finetune"}
+    if _is_on_hub(data):
+        head["datasets"] = [data]
+    sees = any(one.part == "vision" for one in ready.learns)
+    head |= {"pipeline_tag": "image-text-to-text" if sees else "text-generation", "tags": ["packtrain", "sft"]}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(ready, outcome))
+    made = f"`{_name(base)}`, fine-tuned on `{_name(data)}` with packtrain."
+    front = yaml.safe_dump(head, sort_keys=False)
+    return f"---\n{front}---\n\n# {run.folder.name}\n\n{made}\n\n| | |\n|---|---|\n{rows}\n"
+
+
+def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
+    run, numbers, course = ready.run, ready.numbers, ready.course
+    yield "Method", run.model.method + (f", rank {run.model.lora_rank}" if run.model.has_adapters else "")
+    yield "Trained parts", ", ".join(one.part for one in ready.learns if one.trained)
+    steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
+    if numbers.looked_at is None:
+        yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
+        yield "Steps", f"{steps}; {_epochs(numbers.epochs)}"
+    else:
+        yield "Samples", "a stream, packed as it was read"
+        yield "Steps", steps
+    length = f"packed to {numbers.packing_length:,} tokens" if run.data.packing else "padded"
+    yield "Rows", length
+    if given := run.data.media_limits().given():
+        yield "Media limits", ", ".join(f"{name} {value}" for name, value in given.items())
+    rates = ", ".join(f"{part} {rate:g}" for part, rate in course.rates.items())
+    yield "Learning rate", f"{rates}; {course.schedule}, {counted(course.warmup_steps, 'warm-up step')}"
+    yield "Optimizer", f"{course.optimizer}, {course.precision}"
+    if outcome.loss is not None:
+        yield "Loss of the last step", f"{outcome.loss:.4f}"
+    if outcome.eval_loss is not None:
+        yield "Evaluation loss", f"{outcome.eval_loss:.4f}"
+    yield "Seed", str(run.data.seed)
+    yield "Versions", ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def _epochs(number: float) -> str:
+    return counted(1, "epoch") if number == 1 else f"{number:.3g} epochs"
+
+
+def _is_on_hub(name: str) -> bool:
+    """An OWNER/NAME that is no path here."""
+    return name.count("/") == 1 and ":" not in name and not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
+def _name(source: str) -> str:
+    if _is_on_hub(source) or source.startswith(PREFIX):
+        return source
+    return Path(str(without_secrets(source))).name.partition("?")[0]

@@ -1,1 +1,0 @@
-"""The demo: a small dataset is made, and every stage runs on it."""
