@@ -27,7 +27,15 @@ from packtrain.predicting.values import Load, ModelShape, ParameterCounts, Train
 from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.meter import StepMeter
 from packtrain.training.predictions import ModelPrediction, batch_load, useful_load
-from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, device_memory, stopwatch
+from packtrain.training.stopwatch import (
+    BackwardEnd,
+    GpuMemory,
+    GpuStopwatch,
+    Memory,
+    Stopwatch,
+    device_memory,
+    stopwatch,
+)
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import run_ranks
@@ -60,7 +68,7 @@ class Clock:
         return self.now
 
 
-class Gpu:
+class Gpu(Memory):
     """Memory that a test fills."""
 
     def __init__(self) -> None:
@@ -97,7 +105,7 @@ EMPTY = BatchInfo(padding=8)
 
 def measured(*batches: BatchInfo, seconds: float = 2.0, wait: float = 0.25, **options: Any) -> StepMetrics:
     clock = Clock()
-    meter = StepMeter(watch=HostStopwatch(clock), **options)
+    meter = StepMeter(watch=Stopwatch(clock), **options)
     meter.begin()
     for info in batches:
         meter.took(info, wait)
@@ -174,7 +182,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
 
 def test_memory_is_that_of_each_step() -> None:
     gpu = Gpu()
-    meter = StepMeter(watch=HostStopwatch(Clock()), gib=gpu)
+    meter = StepMeter(watch=Stopwatch(Clock()), gib=gpu)
     peaks = []
     for step, held in enumerate((700, 300), start=1):
         meter.begin()
@@ -188,7 +196,7 @@ def test_memory_is_that_of_each_step() -> None:
 
 def test_what_lies_between_steps_belongs_to_none() -> None:
     clock = Clock()
-    meter = StepMeter(watch=HostStopwatch(clock))
+    meter = StepMeter(watch=Stopwatch(clock))
     found = []
     for step in (1, 2):
         meter.begin()
@@ -223,7 +231,7 @@ def test_a_step_without_anything_has_numbers() -> None:
 @pytest.mark.contract
 def test_the_own_work_of_a_rank_ends_with_its_backward_pass() -> None:
     clock = Clock()
-    meter = StepMeter(watch=HostStopwatch(clock))
+    meter = StepMeter(watch=Stopwatch(clock))
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
     meter.attend(model)
     for step in (1, 2, 3):
@@ -312,7 +320,7 @@ def share_of(rank: int, meeting: list[Any], **options: Any) -> StepMetrics:
             return meeting
 
     clock = Clock()
-    meter = Listed(model=MODEL, world=2, rank=rank, watch=HostStopwatch(clock), **options)
+    meter = Listed(model=MODEL, world=2, rank=rank, watch=Stopwatch(clock), **options)
     meter.took(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     return end(meter, 1, torch.tensor(1.0 + rank))
@@ -340,7 +348,7 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
 def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetrics, bool]:
     """One step over half of the batches, and one of DDP in which rank 1 waits until rank 0 is done with its work."""
     clock = Clock()
-    meter = StepMeter(model=MODEL, world=world, rank=rank, watch=HostStopwatch(clock))
+    meter = StepMeter(model=MODEL, world=world, rank=rank, watch=Stopwatch(clock))
     meter.took(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     first = end(meter, 1, torch.tensor(1.0 + rank))

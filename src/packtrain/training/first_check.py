@@ -17,7 +17,7 @@ from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
-from packtrain.training.agreement import faults_of_all
+from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import kept_random_state
 from packtrain.verifying.check_result import Verdict
 from packtrain.verifying.quick import RowRoom, Training, quick_check
@@ -78,7 +78,7 @@ def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
 
 
 def _together(fault: str | None) -> None:
-    faults = faults_of_all(fault)
+    faults = gather_faults(fault)
     if faults:
         raise PacktrainError(
             "the check before the first step",

@@ -18,7 +18,7 @@ from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.trainers.evaluation_loss import Evaluated
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.model_parts import part_of_weight
-from packtrain.training.agreement import summed
+from packtrain.training.agreement import sum_over_ranks
 from packtrain.training.step_settings import StepSettings
 
 _SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
@@ -105,7 +105,7 @@ class StepReach:
 
     def __init__(self, batches: Sequence[Any], device: torch.device) -> None:
         media = float(sum(batch.info.images + batch.info.videos for batch in batches))
-        self._sums = summed([sum(weight_of(batch.info) for batch in batches), media], device)
+        self._sums = sum_over_ranks([sum(weight_of(batch.info) for batch in batches), media], device)
         self._host, self._sent = self._sums, None
         if device.type == "cuda":
             self._host = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
@@ -173,7 +173,7 @@ def evaluate(
             info, number = batch.info, number + 1
             weight, samples, tokens = weight + weight_of(info), samples + info.whole_samples, tokens + info.tokens
             failures += sum(not entry.filtered for entry in info.failures)
-        sums = summed([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
+        sums = sum_over_ranks([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
     return Evaluated.of(sums)
 
 

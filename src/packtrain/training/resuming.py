@@ -22,7 +22,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from packtrain.core.checksums import Checking
 from packtrain.core.errors import ArtifactError, in_one_line
-from packtrain.training.agreement import on_all, said_by_all, shared_sums, world_size
+from packtrain.training.agreement import fail_together, gather_values, shared_sums, world_size
 from packtrain.training.checkpoints import MARKER, Checkpoint, read_checkpoint, survey
 from packtrain.training.masters import MASTER, masters_of
 from packtrain.training.predictions import is_memory_error
@@ -67,7 +67,7 @@ def checkpoint_to_resume(
         steps=tuple(sorted(here)),
         fault=None if error is None else " ".join(str(error).split()),
     )
-    all_of_them = said_by_all(mine)
+    all_of_them = gather_values(mine)
     if not any(choice.asked for choice in all_of_them):
         return None
     if error is not None and world_size() == 1:
@@ -83,7 +83,7 @@ def checkpoint_to_resume(
     chosen = _undamaged([here[step] for step in sorted(common, reverse=True)], report)
     newer = sorted(step for step in broken if step > chosen.step)
     chosen = replace(chosen, passed_over=(*(broken[step] for step in newer), *chosen.passed_over))
-    on_all(lambda: _look_through(chosen), str(chosen.path), "files that all ranks can read")
+    fail_together(lambda: _look_through(chosen), str(chosen.path), "files that all ranks can read")
     return chosen
 
 
@@ -115,7 +115,7 @@ def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None]
     wrong = [name for name, one in checkpoint.files.items() if now.files.get(name) != one]
     mine = [*now.faults, *(f"{name} differs from what was written" for name in wrong)]
     more = f" and {len(mine) - 3} more" if len(mine) > 3 else ""
-    faults = dict.fromkeys(words for words in said_by_all("; ".join(mine[:3]) + more) if words)
+    faults = dict.fromkeys(words for words in gather_values("; ".join(mine[:3]) + more) if words)
     if faults:
         raise ArtifactError(
             str(checkpoint.path),
@@ -142,8 +142,8 @@ def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], No
 def _candidates(given: str | Path | bool, folder: Path) -> tuple[dict[int, Checkpoint], dict[int, str]]:
     """What this rank could resume from, by step, and why it could not from others."""
     if given is True:
-        found = survey(folder)
-        return {one.step: one for one in found.complete if one.resumable}, dict(found.broken)
+        complete, broken = survey(folder)
+        return {one.step: one for one in complete if one.resumable}, broken
     named = read_checkpoint(Path(str(given)))
     if not named.resumable:
         expected = "a checkpoint of this trainer"

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from packtrain.core.errors import ArtifactError
 from packtrain.modeling.load import reload_adapters, reload_weights
-from packtrain.training.agreement import faults_of_all, on_all
+from packtrain.training.agreement import fail_together, gather_faults
 from packtrain.training.callbacks import RunFlow, is_due
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.hf_trainer import HFTrainer
@@ -76,7 +76,9 @@ class SafeCheckpoints(HFTrainer):
     def load_best_weights(self) -> bool:
         """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
         best = Path(str(self.state.best_model_checkpoint))
-        on_all(lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read")
+        fail_together(
+            lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read"
+        )
         require_undamaged(read_checkpoint(best))
         return self._reload(self.model, str(best))
 
@@ -86,7 +88,7 @@ class SafeCheckpoints(HFTrainer):
         if self._is_sharded or not (_is_peft(model) or isinstance(model, PreTrainedModel)):
             return False
         with _without_bars():
-            on_all(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
+            fail_together(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
         return True
 
     def reading_states(self, checkpoint: str | None, what: str) -> AbstractContextManager[Any]:
@@ -135,7 +137,7 @@ class SafeCheckpoints(HFTrainer):
             moved = self._checkpoints.set_aside(self._resumed)
         except (OSError, ArtifactError) as error:
             fault = " ".join(str(error).split())
-        if faults := faults_of_all(fault):
+        if faults := gather_faults(fault):
             raise ArtifactError(
                 str(self.args.output_dir),
                 got="; ".join(faults),

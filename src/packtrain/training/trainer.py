@@ -34,8 +34,8 @@ from packtrain.modeling.preparation import prepare_model, ready_for_steps
 from packtrain.modeling.vision import checkpoint_parts
 from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training.agreement import world_size
-from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow
-from packtrain.training.checkpoints import Checkpoint, what_is_lost
+from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow, save_state, saved_state
+from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
@@ -50,7 +50,7 @@ from packtrain.training.step_settings import StepSettings
 from packtrain.verifying.check_result import Verdict
 from packtrain.verifying.quick import Training
 
-_METER = "packtrain.meter"  # under this name it stands in trainer_state.json
+_METER = "packtrain.meter"  # its name in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 
 
@@ -167,7 +167,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
 
     def _watching(self) -> AbstractContextManager[Any]:
         self._interrupts.on_first = self._answer
-        self._interrupts.lost = lambda: what_is_lost(Path(str(self.args.output_dir)))
+        self._interrupts.lost = lambda: lost_by_stopping(Path(str(self.args.output_dir)))
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
         self._watch = RankWatch.of_group(deadline=self._deadline)
@@ -358,9 +358,8 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 grad_norm=grad_norm,
                 learning_rates=dict(self._rates),
             )
-            kept = self.state.stateful_callbacks
-            if (state := self._meter.state_dict()) and isinstance(kept, dict):
-                kept[_METER] = state
+            if state := self._meter.state_dict():
+                save_state(self.state, _METER, state)
             if self._on_step is not None and self._metrics is not None:
                 self._on_step(self._metrics)
 
@@ -383,8 +382,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         if (optimizer := masters_of(self.optimizer)) is not None:
             optimizer.follow_weights()  # of a trainer that is used again, whose weights may have been set meanwhile
         self._metered = self.state.global_step
-        saved = (self.state.stateful_callbacks or {}).get(_METER)
-        if saved is not None:
+        if (saved := saved_state(self.state, _METER)) is not None:
             self._meter.load_state_dict(saved)
         self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):

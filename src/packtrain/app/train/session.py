@@ -101,7 +101,7 @@ class Session:
 
         from packtrain.modeling.adapters import frozen_state
         from packtrain.modeling.preparation import ready_model, training_device, weights_dtype
-        from packtrain.training.agreement import said_by_all
+        from packtrain.training.agreement import gather_values
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.resuming import checkpoint_to_resume
 
@@ -125,7 +125,7 @@ class Session:
             compile=run.step.compile,
         )
         # As the first rank has them: others may have been left without weights that are to be sent to them.
-        frozen = said_by_all(frozen_state(made.model))[0] if run.model.has_adapters else {}
+        frozen = gather_values(frozen_state(made.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
