@@ -108,7 +108,7 @@ def measured(*batches: BatchInfo, seconds: float = 2.0, wait: float = 0.25, **op
     meter = StepMeter(watch=Stopwatch(clock), **options)
     meter.begin()
     for info in batches:
-        meter.took(info, wait)
+        meter.add_batch(info, wait)
     clock.now += seconds
     return end(meter)
 
@@ -200,7 +200,7 @@ def test_what_lies_between_steps_belongs_to_none() -> None:
     found = []
     for step in (1, 2):
         meter.begin()
-        meter.took(BATCHES[0], 0.1)
+        meter.add_batch(BATCHES[0], 0.1)
         clock.now += 3.0
         found.append(end(meter, step))
         clock.now += 50.0  # evaluating, saving
@@ -211,11 +211,11 @@ def test_what_lies_between_steps_belongs_to_none() -> None:
 def test_what_was_seen_goes_on_after_a_restart() -> None:
     meter = StepMeter()
     for step in (1, 2, 3):
-        meter.took(BATCHES[0], 0.0)
+        meter.add_batch(BATCHES[0], 0.0)
         state, last = meter.state_dict(), end(meter, step)
     again = StepMeter()
     again.load_state_dict(state)
-    again.took(BATCHES[0], 0.0)
+    again.add_batch(BATCHES[0], 0.0)
     resumed = end(again, 3)
     assert (resumed.samples_seen, resumed.tokens_seen) == (last.samples_seen, last.tokens_seen) == (6, 270)
     with pytest.raises(ArtifactError, match="samples_seen"):
@@ -266,7 +266,7 @@ def test_time_and_memory_are_those_of_the_device_that_trains(monkeypatch: pytest
         monkeypatch.setattr(f"torch.cuda.{name}", never)
     meter = StepMeter()
     meter.attend(nn.Linear(2, 2), torch.device("cpu"))
-    meter.took(BATCHES[0], 0.0)
+    meter.add_batch(BATCHES[0], 0.0)
     assert end(meter, 1).memory_bytes is None
     gpu = torch.device("cuda", 1)
     assert isinstance(stopwatch(gpu), GpuStopwatch)
@@ -285,7 +285,7 @@ def test_only_the_last_gradients_keep_their_hooks() -> None:
     counts = []
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
-        end_of.settle()
+        end_of.keep_last()
         counts.append(len(came))
         came.clear()
     assert counts == [12, 4, 4]
@@ -321,7 +321,7 @@ def share_of(rank: int, meeting: list[Any], **options: Any) -> StepMetrics:
 
     clock = Clock()
     meter = Listed(model=MODEL, world=2, rank=rank, watch=Stopwatch(clock), **options)
-    meter.took(BATCHES[rank], 0.1 * (rank + 1))
+    meter.add_batch(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     return end(meter, 1, torch.tensor(1.0 + rank))
 
@@ -349,7 +349,7 @@ def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetric
     """One step over half of the batches, and one of DDP in which rank 1 waits until rank 0 is done with its work."""
     clock = Clock()
     meter = StepMeter(model=MODEL, world=world, rank=rank, watch=Stopwatch(clock))
-    meter.took(BATCHES[rank], 0.1 * (rank + 1))
+    meter.add_batch(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     first = end(meter, 1, torch.tensor(1.0 + rank))
     meter.load_state_dict({"version": 1, "samples_seen": 10, "tokens_seen": 100})
@@ -365,7 +365,7 @@ def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetric
         if rank == 0:
             sign.touch()
 
-    meter._backward._say = done_and_told  # type: ignore[union-attr]
+    meter._backward._on_end = done_and_told  # type: ignore[union-attr]
     meter.begin()
     loss = model(torch.ones(1, 4)).sum()
     if rank == 1:  # were a rank only done once it had heard from the others, both would wait for ever

@@ -270,7 +270,7 @@ class Told(Meter):
     def begin(self) -> None:
         self.said.append("begin")
 
-    def took(self, info: Any, waited: float) -> None:
+    def add_batch(self, info: Any, waited: float) -> None:
         assert waited >= 0
         self.said.append(info.samples)
 

@@ -67,7 +67,7 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     `half_adapters`: beside half-precision weights adapters are in half precision too, for an optimizer that keeps fp32
     masters; else they are fp32. DoRA's always are: it takes norms of weights, for which half precision is too coarse.
 
-    Weights that no image reaches (layers behind the one whose features are used) are frozen as well: they would get no
+    Weights that no image reaches (layers after the one whose features are used) are frozen as well: they would get no
     gradients, for which ranks would wait.
     """
     _require_parts(model, settings)
@@ -158,7 +158,7 @@ def _with_adapters(model: Any, settings: ModelSettings, *, half: bool) -> Any:
         lora_dropout=settings.lora_dropout,
         use_dora=settings.method == "dora",
         target_modules=_targets(model, settings),
-        modules_to_save=list(_whole_modules(model)) or None,
+        modules_to_save=list(_modules_trained_whole(model)) or None,
     )
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=not half)
@@ -232,7 +232,7 @@ def decoder_linear_pattern(model: Any) -> str:
     return rf"{re.escape(prefix)}\.\d+\.(?:{'|'.join(re.escape(name) for name in sorted(inside))})"
 
 
-def _whole_modules(module: nn.Module, prefix: str = "") -> Iterator[str]:
+def _modules_trained_whole(module: nn.Module, prefix: str = "") -> Iterator[str]:
     """The names of modules to train whole: layers, and whatever holds parameters itself.
 
     Larger ones would do as well, but peft's wrapper stands in for a module only when it is called with its input
@@ -249,7 +249,7 @@ def _whole_modules(module: nn.Module, prefix: str = "") -> Iterator[str]:
         yield prefix.removesuffix(".")
         return
     for name, child in module.named_children():
-        yield from _whole_modules(child, f"{prefix}{name}.")
+        yield from _modules_trained_whole(child, f"{prefix}{name}.")
 
 
 # ---- weights that nothing depends on
@@ -268,12 +268,12 @@ def _freeze_unreached(model: Any) -> None:
     place = next(iter(parts.vision.parameters()))
     with torch.enable_grad():
         features = small_image_features(parts.inner, device=place.device, dtype=place.dtype)
-        reached = {id(weight) for feature in features for weight in _leaves(feature)}
+        reached = {id(weight) for feature in features for weight in _weights_of_graph(feature)}
     for weight in trained:
         weight.requires_grad_(id(weight) in reached)
 
 
-def _leaves(result: Tensor) -> Iterator[Tensor]:
+def _weights_of_graph(result: Tensor) -> Iterator[Tensor]:
     """What a tensor was computed from, by the graph that its backward pass would take; none is computed."""
     seen, waiting = set[Any](), [result.grad_fn]
     while waiting:

@@ -106,17 +106,17 @@ def _are_apart(grid: Tensor, rows: Tensor) -> bool:
 
 
 class _Placeholders:
-    """Where image tokens stand, without comparing their number with that of features: packs are checked before."""
+    """Where image tokens are, without comparing their number with that of features: packs are checked before."""
 
     def __init__(self, ordinary: Any) -> None:
         self._ordinary = ordinary
 
     def __call__(self, input_ids: Any, inputs_embeds: Tensor, **features: Any) -> Any:
         masks = self._ordinary(input_ids, inputs_embeds=inputs_embeds)
-        return tuple(mask.as_subclass(_Places) for mask in masks)
+        return tuple(mask.as_subclass(_TokenMask) for mask in masks)
 
 
-class _Places(Tensor):
+class _TokenMask(Tensor):
     """A mask of image tokens: putting features there counts nothing; for everything else it is a plain tensor.
 
     The gradient of `masked_scatter` selects by the mask, and so asks the GPU how many there are.

@@ -26,7 +26,7 @@ class ModelParts:
     vision: nn.Module | None
 
     def projector(self) -> list[nn.Parameter]:
-        """What stands beside both; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
+        """What is in neither; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
         if self.vision is None:
             return []
         inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}

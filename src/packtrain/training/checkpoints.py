@@ -8,7 +8,7 @@ One that cannot be read at the moment is another matter: nothing is resumed or s
 over writes over what the other left.
 
 A run that continues from an earlier step, or starts over in its folder, leaves the later checkpoints of the other in
-folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
+folders `set-aside-checkpoint-<step>`: they are neither resumed from nor rotated. They go when the
 run has a checkpoint of that step or a later one itself; of the others as many stay as of its own.
 """
 
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 class UnreadableError(ArtifactError):
-    """A checkpoint of which nobody can say whether it is complete, as when too many files are open or one is a link."""
+    """A checkpoint that may or may not be complete, as when too many files are open or one is a link."""
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -83,7 +83,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             expected="a complete checkpoint of this trainer",
             fix="resume from an earlier one",
         )
-    checkpoint = _listed(path)
+    checkpoint = _read_marker(path)
     wrong = [name for name, one in checkpoint.files.items() if not _has_size(path / name, one.bytes)]
     if wrong:
         raise ArtifactError(
@@ -95,7 +95,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _listed(path: Path) -> Checkpoint:
+def _read_marker(path: Path) -> Checkpoint:
     """A checkpoint as its own list describes it."""
     content = read_json(path / MARKER, KIND, VERSION, checked=True, fix=_OLD)
     try:
@@ -111,13 +111,13 @@ def _listed(path: Path) -> Checkpoint:
 def survey(folder: Path) -> tuple[list[Checkpoint], dict[int, str]]:
     """The complete checkpoints of a folder, by step, and why others are not; files are looked at, not read."""
     complete, broken = [], {}
-    for path in _named(folder):
+    for path in _checkpoint_folders(folder):
         try:
             complete.append(read_checkpoint(path))
         except UnreadableError:
             raise
         except ArtifactError as error:
-            broken[int(_digits(path.name))] = f"{path}: {error.got}"
+            broken[int(_step_in(path.name))] = f"{path}: {error.got}"
     return sorted(complete, key=lambda checkpoint: checkpoint.step), broken
 
 
@@ -142,7 +142,7 @@ def lost_by_stopping(folder: Path, resume: str = "resuming") -> str:
 def refuse_broken(folder: Path) -> None:
     """Refuse to start over in a folder whose checkpoints are all broken: the run could still be repaired."""
     broken = []
-    for path in sorted(_named(folder)):
+    for path in sorted(_checkpoint_folders(folder)):
         try:
             read_checkpoint(path)
         except ArtifactError as error:
@@ -184,7 +184,7 @@ class CheckpointFolder:
         if self.writes:
             self._rotate(keep={self.path(step), *([best] if best is not None else [])})
         if resumable and (self.writes or self.per_machine):
-            self._forget(step)
+            self._remove_overtaken(step)
         return self.path(step)
 
     def clean(self) -> None:
@@ -228,7 +228,7 @@ class CheckpointFolder:
             before = find_latest(self.folder)
         kept = f"{before.path} is complete: resume from it" if before is not None else "no earlier checkpoint"
         raise ArtifactError(
-            f"checkpoint {self.path(int(_digits(saving.name)))}",
+            f"checkpoint {self.path(int(_step_in(saving.name)))}",
             got="; ".join(faults),
             expected=f"a disk with room for about {needed:,} bytes; {free:,} were free",
             fix=f"make room, or save elsewhere. {kept}",
@@ -278,7 +278,7 @@ class CheckpointFolder:
         for path in [path for path in paths if path not in keep][: max(0, spare)]:
             self._remove(path)
 
-    def _forget(self, step: int) -> None:
+    def _remove_overtaken(self, step: int) -> None:
         """Remove what was set aside up to this step, and of what remains the oldest beyond the limit."""
         aside = [
             (int(match[1]), int(match[2] or 1), path)
@@ -292,7 +292,7 @@ class CheckpointFolder:
 
     def _remove(self, path: Path) -> None:
         """Under another name first: what is half deleted must not look like a checkpoint."""
-        hidden = self._hidden(int(_digits(path.name)), "removing")
+        hidden = self._hidden(int(_step_in(path.name)), "removing")
         shutil.rmtree(hidden, ignore_errors=True)
         os.rename(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -317,7 +317,7 @@ def _rename(path: Path, name: str) -> Path:
     return target
 
 
-def _named(folder: Path) -> list[Path]:
+def _checkpoint_folders(folder: Path) -> list[Path]:
     if not Path(folder).is_dir():
         return []
     named = [path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -330,7 +330,7 @@ def _named(folder: Path) -> list[Path]:
 
 
 def _refuse_links(path: Path) -> None:
-    """A link in a checkpoint leads to what nobody has looked through."""
+    """A link in a checkpoint leads to files that were not checked."""
     try:
         with _readable(path):
             refuse_links(path)
@@ -365,5 +365,5 @@ def _readable(path: Path) -> Iterator[None]:
         raise UnreadableError(str(path), got=error.strerror or str(error), expected=expected, fix=fix) from None
 
 
-def _digits(name: str) -> str:
+def _step_in(name: str) -> str:
     return re.sub(r"\D", "", name)

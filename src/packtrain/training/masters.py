@@ -81,8 +81,8 @@ def without_masters(optimizer: Optimizer) -> Optimizer:
 
 @torch.no_grad()
 def _leave_out_masters(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-    kept, saved = _split(loaded["state"])
-    for name, weight in zip(_members(loaded["param_groups"]), _members(optimizer.param_groups), strict=False):
+    kept, saved = _without_masters(loaded["state"])
+    for name, weight in zip(_in_groups(loaded["param_groups"]), _in_groups(optimizer.param_groups), strict=False):
         if name in saved and weight.dtype == torch.float32:  # torch refuses groups of other sizes after this
             weight.copy_(saved[name])
     return {**loaded, "state": kept}
@@ -117,7 +117,7 @@ class MasterWeights(Optimizer):
         self._follow_groups()
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            for part in _parts(self._step_in_one_pass(group, weights)):
+            for part in _spans(self._step_in_one_pass(group, weights)):
                 self._step_part(group, part)
         self._show()
         return loss
@@ -174,7 +174,7 @@ class MasterWeights(Optimizer):
 
     def _follow_groups(self) -> None:
         """A master for every parameter that is in a group now."""
-        now = _members(self.param_groups)
+        now = _in_groups(self.param_groups)
         if len(now) == len(self._masters) and all(weight in self._masters for weight in now):
             return
         known = self._masters
@@ -207,7 +207,7 @@ class MasterWeights(Optimizer):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch does it, but nothing is rounded to the precision of the parameters."""
-        kept, saved = _split(state_dict["state"])
+        kept, saved = _without_masters(state_dict["state"])
         super().load_state_dict({**state_dict, "state": {}})
         self._masters = {}  # nothing of before stays, or it would be there beside what is loaded
         self._inner.state.clear()
@@ -215,9 +215,9 @@ class MasterWeights(Optimizer):
             "state"
         ]:  # a state before the first step; also accelerate's, before weights have their places
             return
-        names, missing = _members(state_dict["param_groups"]), 0
-        for name, weight in zip(names, _members(self.param_groups), strict=True):
-            self._masters[weight] = _taken(weight, saved.get(name))
+        names, missing = _in_groups(state_dict["param_groups"]), 0
+        for name, weight in zip(names, _in_groups(self.param_groups), strict=True):
+            self._masters[weight] = _restored_master(weight, saved.get(name))
             missing += weight.dtype in HALF and name in kept and name not in saved
         groups = [self._options(group, [self._masters[one] for one in group["params"]]) for group in self.param_groups]
         self._inner.param_groups = groups
@@ -251,7 +251,7 @@ def _master_of(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32) if weight.dtype in HALF else weight
 
 
-def _taken(weight: Tensor, saved: Tensor | None) -> Tensor:
+def _restored_master(weight: Tensor, saved: Tensor | None) -> Tensor:
     """A saved master as it is, without a copy of it; a weight that is fp32 now becomes what its master was."""
     if saved is None:
         return _master_of(weight)
@@ -285,18 +285,18 @@ def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _members(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _in_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What is in all groups, in their order: parameters, or their names in a saved state."""
     return list(chain.from_iterable(group["params"] for group in groups))
 
 
-def _split(state: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, Tensor]]:
+def _without_masters(state: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, Tensor]]:
     """A saved state without masters, and they."""
     kept = {key: {name: one for name, one in values.items() if name != MASTER} for key, values in state.items()}
     return kept, {key: values[MASTER] for key, values in state.items() if MASTER in values}
 
 
-def _parts(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _spans(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Spans of parameters of not more numbers than are fp32 at once, or of one parameter."""
     part, numbers = list[Tensor](), 0
     for weight in weights:

@@ -1,7 +1,7 @@
 """Measures optimizer steps: what each rank did and how long it took -> the metrics of the step over all ranks.
 
     meter.begin()                        before the first batch of a step is asked for
-    meter.took(batch.info, waited)       once for every batch of this rank
+    meter.add_batch(batch.info, waited)       once for every batch of this rank
     meter.end(step=..., loss=..., ...)   when the optimizer has stepped; every rank, for they exchange one small vector
 
 The host waits for the GPU once a step, in `end`: without that no step has a time of its own. What lies between `end`
@@ -44,8 +44,8 @@ class Meter:
     def begin(self) -> None:
         """A step begins: its first batch is about to be asked for."""
 
-    def took(self, info: BatchInfo, waited: float) -> None:
-        """This rank got a batch, after so many seconds of waiting."""
+    def add_batch(self, info: BatchInfo, waited: float) -> None:
+        """This rank got a batch, after waiting for it for this many seconds."""
 
     def end(
         self,
@@ -123,8 +123,8 @@ class StepMeter(Meter):
         self._memory.restart()
         self._start, self._done = self._watch.mark(), None
 
-    def took(self, info: BatchInfo, waited: float) -> None:
-        """This rank got a batch, after so many seconds of waiting."""
+    def add_batch(self, info: BatchInfo, waited: float) -> None:
+        """This rank got a batch, after waiting for it for this many seconds."""
         self._batches.append(info)
         self._waited += waited
 
@@ -158,7 +158,7 @@ class StepMeter(Meter):
             }
         )
         if self._backward is not None:
-            self._backward.settle()
+            self._backward.keep_last()
         counts = over_ranks(shares)
         self._samples_seen += counts["samples"]
         self._tokens_seen += counts["tokens"]

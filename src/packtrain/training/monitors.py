@@ -18,7 +18,7 @@ from packtrain.runs.history import (
     to_rows,
 )
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
-from packtrain.training.monitor_rules import RULES, Found, Overfitting, Plateau
+from packtrain.training.monitor_rules import RULES, Finding, Overfitting, Plateau
 
 _STATE = 1
 
@@ -47,13 +47,13 @@ class Monitors:
         self._seen = [*self._seen, remembered(metrics, settled=self._settling == 0)][-self._kept :]
         self._settling = max(0, self._settling - 1)
         self._overfitting.trained(metrics.loss)
-        found = {kind: _tried(partial(rule, self._seen, self._limits)) for kind, rule in RULES.items()}
-        found["plateau"] = _tried(partial(self._plateau.after, metrics))
-        return self._said(found, metrics.step)
+        found = {kind: _guarded(partial(rule, self._seen, self._limits)) for kind, rule in RULES.items()}
+        found["plateau"] = _guarded(partial(self._plateau.after, metrics))
+        return self._after_cooldown(found, metrics.step)
 
     def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
         """What an evaluation gives reason to say."""
-        return self._said({"overfitting": _tried(partial(self._overfitting.after, metrics))}, metrics.step)
+        return self._after_cooldown({"overfitting": _guarded(partial(self._overfitting.after, metrics))}, metrics.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a warning could depend on, as JSON."""
@@ -76,7 +76,7 @@ class Monitors:
         self._plateau.load_state_dict(state["plateau"])
         self._overfitting.load_state_dict(state["overfitting"])
 
-    def _said(self, found: Mapping[Kind, Found | None], step: int) -> tuple[EarlyWarning, ...]:
+    def _after_cooldown(self, found: Mapping[Kind, Finding | None], step: int) -> tuple[EarlyWarning, ...]:
         warnings = []
         for kind, what in found.items():
             if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
@@ -86,12 +86,12 @@ class Monitors:
         return tuple(warnings)
 
 
-def _tried(rule: Callable[[], Found | None]) -> Found | None:
+def _guarded(rule: Callable[[], Finding | None]) -> Finding | None:
     """What a rule says. Watching must never end a run, so a rule that fails says that of itself."""
     try:
         return rule()
     except Exception as error:
-        return Found(
+        return Finding(
             f"this check failed: {' '.join(f'{type(error).__name__}: {error}'.split())}",
             "training continues without it; please report this with the preceding lines of metrics.jsonl",
         )

@@ -151,11 +151,15 @@ def explain(
 ) -> MemoryLimitError:
     """The error to raise in its place. Its first line says enough for the other ranks."""
     batch = failure.batch
-    where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs(batch)}"
-    found = [_held(batch), _samples(batch), str(error).splitlines()[0][:300] if str(error) else type(error).__name__]
+    where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs_in_words(batch)}"
+    found = [
+        _contents_in_words(batch),
+        _samples_in_words(batch),
+        str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
+    ]
     if memory.total:
         found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
-    room = _would_fit(error, failure, memory, model)
+    room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
         problems=[line for line in found if line],
@@ -165,7 +169,7 @@ def explain(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Room:
+class _Fitting:
     """How many tokens of a load would have fitted, and how that is known."""
 
     tokens: int
@@ -178,7 +182,9 @@ class _Room:
         return self.tokens / max(1, self.load.tokens)
 
 
-def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: ModelPrediction | None) -> _Room:
+def _fitting_tokens(
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: ModelPrediction | None
+) -> _Fitting:
     load = batch_load(failure.batch)
     tokens = load.tokens
     if model is not None and memory.usable and failure.batch.tokens:
@@ -187,22 +193,22 @@ def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, mod
         for_all = predicted if model.heaviest is None else model.fitting(model.heaviest, memory.usable)
         if model.heaviest is not None and for_all < min(predicted, tokens):
             why = "by the memory model, for the heaviest pack of the plan"
-            return _Room(tokens=for_all, load=model.heaviest, why=why)
+            return _Fitting(tokens=for_all, load=model.heaviest, why=why)
         if predicted < tokens:
-            return _Room(tokens=predicted, load=load, why="by the memory model")
+            return _Fitting(tokens=predicted, load=load, why="by the memory model")
     asked = asked_bytes(error)
     used = memory.reserved + asked - memory.before
     if asked and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
         if 0 < share < 1:
             why = "in proportion to the failed allocation, so it may still be too much"
-            return _Room(tokens=int(tokens * share), load=load, why=why)
+            return _Fitting(tokens=int(tokens * share), load=load, why=why)
     if 0 < failure.fitted < tokens:
-        return _Room(tokens=failure.fitted, load=load, why="the largest batch that has fitted so far")
-    return _Room(tokens=int(tokens * _GUESS), load=load, why="a guess: no smaller batch has run")
+        return _Fitting(tokens=failure.fitted, load=load, why="the largest batch that has fitted so far")
+    return _Fitting(tokens=int(tokens * _GUESS), load=load, why="a guess: no smaller batch has run")
 
 
-def _advice(room: _Room, failure: Failure) -> str:
+def _advice(room: _Fitting, failure: Failure) -> str:
     load, capacity = room.load, failure.capacity
     if not load.tokens or not room.tokens:
         return "no pack would have fitted: use gradient_checkpointing, LoRA, FSDP2 or a smaller model"
@@ -227,14 +233,14 @@ def asked_bytes(error: BaseException) -> int:
     return int(float(found[1]) * 2 ** _UNITS[found[2].upper()]) if found else 0
 
 
-def _packs(batch: BatchInfo) -> str:
+def _packs_in_words(batch: BatchInfo) -> str:
     if not batch.keys:
         return "no pack"
     real = [str(key.pack) for key in batch.keys if key.pack != EMPTY_PACK]
     return f"epoch {batch.keys[0].epoch}, pack {', '.join(real)}" if real else "an empty pack"
 
 
-def _held(batch: BatchInfo) -> str:
+def _contents_in_words(batch: BatchInfo) -> str:
     patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
     return (
         f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, {batch.images:,} images, "
@@ -242,7 +248,7 @@ def _held(batch: BatchInfo) -> str:
     )
 
 
-def _samples(batch: BatchInfo) -> str:
+def _samples_in_words(batch: BatchInfo) -> str:
     if not batch.ids:
         return ""
     more = f" and {len(batch.ids) - _SHOWN} more" if len(batch.ids) > _SHOWN else ""

@@ -28,7 +28,7 @@ from packtrain.training.masters import MASTER, masters_of
 from packtrain.training.predictions import is_memory_error
 from packtrain.training.sharded_files import refuse_code, tensors_in
 
-_ANEW = "start without resuming"
+_START_OVER = "start without resuming"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ def checkpoint_to_resume(
     here, broken, error = dict[int, Checkpoint](), dict[int, str](), None
     try:
         if given is not None and given is not False:
-            here, broken = _candidates(given, folder)
+            here, broken = _own_checkpoints(given, folder)
     except ArtifactError as fault:
         error = fault
     mine = _Choice(
@@ -76,14 +76,14 @@ def checkpoint_to_resume(
     if not common:
         raise ArtifactError(
             str(folder if given is True or given is None else given),
-            got="; ".join(_words(all_of_them)),
+            got="; ".join(_choices_in_words(all_of_them)),
             expected="a checkpoint of this trainer" + (" that all ranks have" if len(all_of_them) > 1 else ""),
-            fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _ANEW,
+            fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _START_OVER,
         )
     chosen = _undamaged([here[step] for step in sorted(common, reverse=True)], report)
     newer = sorted(step for step in broken if step > chosen.step)
     chosen = replace(chosen, passed_over=(*(broken[step] for step in newer), *chosen.passed_over))
-    fail_together(lambda: _look_through(chosen), str(chosen.path), "files that all ranks can read")
+    fail_together(lambda: _refuse_unsafe(chosen), str(chosen.path), "files that all ranks can read")
     return chosen
 
 
@@ -91,7 +91,7 @@ def checkpoint_to_resume(
 _STATE, _FACTS = "trainer_state.json", {"train_batch_size": int, "log_history": list, "stateful_callbacks": dict}
 
 
-def _look_through(checkpoint: Checkpoint) -> None:
+def _refuse_unsafe(checkpoint: Checkpoint) -> None:
     """Refuse code, and a state that is not this trainer's; machines whose disk is not shared may have none."""
     refuse_code(checkpoint.path)
     path = checkpoint.path / _STATE
@@ -139,7 +139,7 @@ def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], No
     raise AssertionError("there is one")
 
 
-def _candidates(given: str | Path | bool, folder: Path) -> tuple[dict[int, Checkpoint], dict[int, str]]:
+def _own_checkpoints(given: str | Path | bool, folder: Path) -> tuple[dict[int, Checkpoint], dict[int, str]]:
     """What this rank could resume from, by step, and why it could not from others."""
     if given is True:
         complete, broken = survey(folder)
@@ -147,11 +147,11 @@ def _candidates(given: str | Path | bool, folder: Path) -> tuple[dict[int, Check
     named = read_checkpoint(Path(str(given)))
     if not named.resumable:
         expected = "a checkpoint of this trainer"
-        raise ArtifactError(str(given), got="weights only (save_only_model)", expected=expected, fix=_ANEW)
+        raise ArtifactError(str(given), got="weights only (save_only_model)", expected=expected, fix=_START_OVER)
     return {named.step: named}, {}
 
 
-def _words(choices: list[_Choice]) -> list[str]:
+def _choices_in_words(choices: list[_Choice]) -> list[str]:
     if len(choices) == 1:
         return ["no complete checkpoint"]
     return [f"rank {rank} {choice}" for rank, choice in enumerate(choices)]

@@ -36,7 +36,7 @@ from packtrain.training.step_settings import StepSettings
 
 @runtime_checkable
 class BeforeSaving(Protocol):
-    """A callback that has something to bring to the disk before a checkpoint is there."""
+    """A callback that has to flush something to the disk before a checkpoint is there."""
 
     def before_saving(self) -> None:
         """The checkpoint of this step is about to be written."""
@@ -45,7 +45,7 @@ class BeforeSaving(Protocol):
 
 @runtime_checkable
 class OnInterrupt(Protocol):
-    """A callback that answers whoever asks the run to stop."""
+    """A callback that answers a request to stop."""
 
     def on_interrupt(self) -> None:
         """The run will stop after its step. Called in a thread of its own."""

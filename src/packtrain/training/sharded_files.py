@@ -3,7 +3,7 @@
     .metadata     which tensors and values there are, and where: only descriptions, each made in the way torch makes it
     *.distcp      tensors, which torch reads safely, and values as optimizers have them, which it reads as pickles
 
-Nothing of the first is made here: stand-ins take the place of what it names, so what is wrong with it does no harm.
+The first is unpickled into stand-ins for the classes that it names, so nothing in it can do harm.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _dtypes() -> set[str]:
-    """Names that stand in torch itself; one with a dot is none."""
+    """Names in torch itself: one with a dot is not among them."""
     import torch
 
     return {name for name, value in vars(torch).items() if type(value) is torch.dtype}

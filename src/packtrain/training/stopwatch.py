@@ -89,13 +89,13 @@ class BackwardEnd:
 
     _KEPT = 4  # packs without images may end elsewhere
 
-    def __init__(self, model: nn.Module, say: Callable[[], None]) -> None:
-        self._say = say
+    def __init__(self, model: nn.Module, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._order: list[int] | None = []
         trained = [weight for weight in model.parameters() if weight.requires_grad]
-        self._hooks = {id(one): one.register_post_accumulate_grad_hook(self._came) for one in trained}
+        self._hooks = {id(one): one.register_post_accumulate_grad_hook(self._on_gradient) for one in trained}
 
-    def settle(self) -> None:
+    def keep_last(self) -> None:
         """A step is over: keep the hooks on what came last in it."""
         if not self._order:
             return
@@ -110,10 +110,10 @@ class BackwardEnd:
             hook.remove()
         self._hooks = {}
 
-    def _came(self, weight: torch.Tensor) -> None:
+    def _on_gradient(self, weight: torch.Tensor) -> None:
         if self._order is not None:
             self._order.append(id(weight))
-        self._say()
+        self._on_end()
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

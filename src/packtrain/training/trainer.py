@@ -4,8 +4,8 @@
     trainer.train(resume_from_checkpoint=True)
     if trainer.interrupted: ...            # a checkpoint was saved; the same call goes on from it
 
-The model comes with what of it learns decided, and is made ready for packs (`modeling.prepare_model`) where nobody has
-done it; everything else about a step is here or in the modules beside this one.
+The model's trainable parameters are decided before; it is prepared for packs (`modeling.prepare_model`) unless it
+already is. Everything else about a step is here or in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 class PackedTrainer(PackedTraining, SafeCheckpoints):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/reference/trainer.md.
 
-    on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
-    on_proof      is given what the check before the first step found, where it has passed
+    on_step       gets the metrics of each step, on every rank; Trainer then prints nothing of its own
+    on_proof      gets the result of the check before the first step, once it has passed
     first_check   whether packing is checked on the samples of the first batch before training
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
@@ -174,7 +174,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         return self._watch
 
     def _answer(self) -> None:
-        """Somebody asks the run to stop."""
+        """The run was asked to stop."""
         if self._watch is not None:
             self._watch.hurry()
         for callback in self.callback_handler.callbacks:
@@ -231,7 +231,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             batch = next(epoch_iterator, None)
             if batch is None:
                 break
-            self._meter.took(batch.info, time.perf_counter() - start)
+            self._meter.add_batch(batch.info, time.perf_counter() - start)
             batches.append(batch)
         if self._watch is not None:
             self._watch.beat(self.state.global_step)
@@ -347,7 +347,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
     # ---- metrics
 
     def after_step(self, grad_norm: Any) -> None:
-        """Measure the step, and tell of it."""
+        """Measure the step, and hand its metrics on."""
         step = self.state.global_step
         if step > self._metered:
             self._metered, self._metrics = step, None
