@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
-from packtrain.modeling.model_parts import HALF, ModelParts, model_parts
+from packtrain.modeling.model_parts import HALF, Arguments, ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, take_off
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
@@ -205,13 +205,13 @@ class _Relay:
     """Takes a batch's boundaries past the vision encoder, which would take them for its own, to the language model."""
 
     def __init__(self, *, as_mask: bool, masks: bool) -> None:
-        self._as_mask, self._masks, self._held = as_mask, masks, dict[str, Any]()
+        self._as_mask, self._masks, self._held = as_mask, masks, Arguments()
 
-    def take(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def take(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         self._held = {name: kwargs[name] for name in _BOUNDARIES if kwargs.get(name) is not None}
         return args, {name: value for name, value in kwargs.items() if name not in _BOUNDARIES}
 
-    def give(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def give(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         kwargs = {**kwargs, **self._held}
         self._held = {}
         ends = kwargs.get("cu_seq_lens_q")
@@ -224,7 +224,7 @@ class _Relay:
         return args, kwargs
 
 
-def _finished_masks(language: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def _finished_masks(language: Any, kwargs: Arguments) -> Arguments | None:
     """The masks of each type of layer as other models make them, for one that leaves positions out."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 

@@ -12,6 +12,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.predicting.weights import part_of
 
 HALF = (torch.bfloat16, torch.float16)
+Arguments = dict[str, Any]  # the keyword arguments of a forward pass, in a hook
 PARTS = ("language", "vision", "projector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")

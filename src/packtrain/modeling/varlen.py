@@ -18,14 +18,14 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.model_parts import HALF
+from packtrain.modeling.model_parts import HALF, Arguments
 
 VARLEN = "packtrain_varlen"
 # Vision encoders hand all their images over in one call only to an implementation that is called flash.
 VISION_VARLEN = "packtrain_flash_varlen"
 _LARGEST_HEAD = 256
 # Fewer keys than queries: older versions take them without being told. Asked here, since compiled code cannot.
-_GROUPS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_GROUPS: dict[str, bool] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def register() -> None:
@@ -166,7 +166,7 @@ def _only_in_mask(module: torch.nn.Module) -> ConfigError:
     )
 
 
-def _refuse_unsupported(dropout: float, others: dict[str, Any]) -> None:
+def _refuse_unsupported(dropout: float, others: Arguments) -> None:
     """What the kernel cannot express must not be left out silently."""
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if dropout:

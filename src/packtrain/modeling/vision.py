@@ -26,7 +26,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.modality import PIXELS
 from packtrain.families.family import BatchContract
 from packtrain.families.registry import find_family
-from packtrain.modeling.model_parts import ModelParts, model_parts, transformers_model
+from packtrain.modeling.model_parts import Arguments, ModelParts, model_parts, transformers_model
 from packtrain.modeling.patches import is_on, put, set_back, take_off
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
@@ -72,7 +72,7 @@ class SplitVision:
         again = [self._whole(**{**given, **pieces[0]}) for _ in range(runs - len(pieces))]
         return _concatenated(outputs, again)
 
-    def _pieces(self, given: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
+    def _pieces(self, given: Arguments) -> Iterator[dict[str, Tensor]]:
         """The tensors of each piece, taken out of the arguments."""
         names = (*_PER_PATCH, _GRIDS, _ENDS) if self._takes_rows else (_TILES, _MASKS)
         whole = {name: given[name] for name in names if isinstance(given.get(name), Tensor)}
@@ -295,11 +295,11 @@ class EmptyMediaHook:
             handle.remove()
         self._handles = []
 
-    def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _look(self, module: nn.Module, args: Any, kwargs: Arguments) -> None:
         """Remember, for the call of the language model that follows, which pixels this batch does not have."""
         self._missing = sum(kwargs.get(name) is None for name in self._pixels)
 
-    def _add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def _add(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments] | None:
         embeds = kwargs.get("inputs_embeds")
         runs = self._runs() if self._missing and embeds is not None else 0
         if embeds is None or not runs:

@@ -30,11 +30,11 @@ _SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
 class SumOfLosses(Protocol):
     """Runs a model on a batch. Labels and weights are of the batch too; `targets` are made of them on the host."""
 
-    def targets(self, inputs: dict[str, Any]) -> Targets | None:
+    def targets(self, inputs: Batch) -> Targets | None:
         """What is known of a batch before it is on the GPU; takes the weights out of it."""
         ...
 
-    def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
+    def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         """The sum of the token losses in fp32, and the model's outputs."""
         ...
 
@@ -45,10 +45,10 @@ class InChunks:
     def __init__(self, model: Any, chunk: int, smoothing: float = 0.0) -> None:
         self._loss = ChunkedLoss.install(model, chunk=chunk, smoothing=smoothing)
 
-    def targets(self, inputs: dict[str, Any]) -> Targets:
+    def targets(self, inputs: Batch) -> Targets:
         return Targets.of(inputs["labels"], inputs.pop(LOSS_WEIGHTS, None))
 
-    def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
+    def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         targets = targets if targets is not None else self.targets(inputs)
         with self._loss.taking(targets):
             outputs = model(**inputs)
@@ -61,10 +61,10 @@ class FromLogits:
     def __init__(self, smoothing: float = 0.0) -> None:
         self._smoothing = smoothing
 
-    def targets(self, inputs: dict[str, Any]) -> None:
+    def targets(self, inputs: Batch) -> None:
         return None
 
-    def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
+    def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         labels, weights = inputs["labels"], inputs.get(LOSS_WEIGHTS)
         outputs = model(**{name: value for name, value in inputs.items() if name not in ("labels", LOSS_WEIGHTS)})
         ids = labels[..., 1:]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import StateDict
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_parts import HALF
@@ -36,11 +37,11 @@ AT_ONCE = 100_000_000  # numbers whose gradients are fp32 at the same time, wher
 WORTH_A_KERNEL = 2**16  # numbers of a weight; smaller ones take torch's way, all at once
 _KNOWN = ("torch", "transformers")  # packages whose optimizers step fp32 tensors, whatever the model is
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-_Groups = Sequence[Mapping[str, Any]]
+Group = Mapping[str, Any]  # of an optimizer's parameters, with its options
 
 
 def make_optimizer(
-    kind: type[Optimizer], groups: _Groups, options: Mapping[str, Any], *, masters: bool | None = None
+    kind: type[Optimizer], groups: Sequence[Group], options: Mapping[str, Any], *, masters: bool | None = None
 ) -> Optimizer:
     """An optimizer of this kind, with masters where any of its weights are in half precision.
 
@@ -80,7 +81,7 @@ def without_masters(optimizer: Optimizer) -> Optimizer:
 
 
 @torch.no_grad()
-def _leave_out_masters(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+def _leave_out_masters(optimizer: Optimizer, loaded: StateDict) -> StateDict:
     kept, saved = _without_masters(loaded["state"])
     for name, weight in zip(_in_groups(loaded["param_groups"]), _in_groups(optimizer.param_groups), strict=False):
         if name in saved and weight.dtype == torch.float32:  # torch refuses groups of other sizes after this
@@ -122,7 +123,7 @@ class MasterWeights(Optimizer):
         self._show()
         return loss
 
-    def _step_in_one_pass(self, group: Mapping[str, Any], weights: Sequence[Tensor]) -> list[Tensor]:
+    def _step_in_one_pass(self, group: Group, weights: Sequence[Tensor]) -> list[Tensor]:
         """Step those that a kernel of ours can, and return the others.
 
         In its first step a weight is one of the others: the wrapped optimizer makes its states.
@@ -149,7 +150,7 @@ class MasterWeights(Optimizer):
             step_all([one for one in done.values() if one.place == place], rates)
         return [weight for weight in weights if weight not in done]
 
-    def _step_part(self, group: Mapping[str, Any], weights: Sequence[Tensor]) -> None:
+    def _step_part(self, group: Group, weights: Sequence[Tensor]) -> None:
         if any(weight.grad.is_sparse for weight in weights if weight.grad is not None):
             raise ConfigError(
                 "training.master_weights",
@@ -169,7 +170,7 @@ class MasterWeights(Optimizer):
         for _, master in half:
             master.grad = None
 
-    def _options(self, group: Mapping[str, Any], masters: Sequence[Tensor]) -> dict[str, Any]:
+    def _options(self, group: Group, masters: Sequence[Tensor]) -> dict[str, Any]:
         return {**self._inner.defaults, **group, "params": list(masters)}
 
     def _follow_groups(self) -> None:
@@ -205,7 +206,7 @@ class MasterWeights(Optimizer):
             self._show()
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """As torch does it, but nothing is rounded to the precision of the parameters."""
         kept, saved = _without_masters(state_dict["state"])
         super().load_state_dict({**state_dict, "state": {}})
@@ -260,7 +261,7 @@ def _restored_master(weight: Tensor, saved: Tensor | None) -> Tensor:
     return weight.copy_(saved)
 
 
-def _has_kernel(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+def _has_kernel(optimizer: Optimizer, group: Group) -> bool:
     """Is this AdamW as it is by default, asked to be fused?"""
     plain = type(optimizer) is torch.optim.AdamW and bool(group.get("fused")) and isinstance(group["lr"], float)
     return plain and not group["amsgrad"] and not group["maximize"] and find_spec("triton") is not None
@@ -285,7 +286,7 @@ def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _in_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _in_groups(groups: Sequence[Group]) -> list[Any]:
     """What is in all groups, in their order: parameters, or their names in a saved state."""
     return list(chain.from_iterable(group["params"] for group in groups))
 

@@ -123,7 +123,7 @@ class _Run:
         self._model, self._waited = ready.model, not ready.on_host
         self._losses: SumOfLosses = InChunks(ready.model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
         self._targets = self._losses.targets(batch)
-        self._batch = {**batch.to(device), **{name: batch[name] for name in ready.on_host if name in batch}}
+        self._batch = Batch({**batch.to(device), **{name: batch[name] for name in ready.on_host if name in batch}})
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]
         fused = device.type == "cuda"
         self._optimizer = make_optimizer(
@@ -158,7 +158,7 @@ class _Run:
 
     def _step(self, mark: Callable[[], None]) -> None:
         mark()
-        loss, _ = self._losses.total(self._model, dict(self._batch), self._targets)
+        loss, _ = self._losses.total(self._model, Batch(self._batch), self._targets)
         (loss / self._info.supervised_tokens).backward()
         mark()
         torch.nn.utils.clip_grad_norm_(self._trained, 1.0, foreach=True)
