@@ -119,7 +119,7 @@ def end(meter: StepMeter, step: int = 1, loss: Any = 1.5) -> StepMetrics:
 
 def test_what_a_step_was() -> None:
     gpu = Gpu()
-    found = measured(*BATCHES, EMPTY, capacity=100, gib=gpu)
+    found = measured(*BATCHES, EMPTY, capacity=100, memory=gpu)
     assert (found.step, found.epoch, found.loss, found.grad_norm) == (1, 0.5, 1.5, 0.5)
     assert (found.batches, found.samples, found.tokens, found.images, found.patches) == (2, 3, 170, 3, 48)
     assert (found.seq_len_avg, found.seq_len_min, found.seq_len_max) == (85.0, 80, 90)  # without the empty batch
@@ -182,7 +182,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
 
 def test_memory_is_that_of_each_step() -> None:
     gpu = Gpu()
-    meter = StepMeter(watch=Stopwatch(Clock()), gib=gpu)
+    meter = StepMeter(watch=Stopwatch(Clock()), memory=gpu)
     peaks = []
     for step, held in enumerate((700, 300), start=1):
         meter.begin()
@@ -338,8 +338,8 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
             self.held = 900
 
     meeting: list[Any] = []
-    share_of(0, meeting, gib=Full())
-    assert share_of(1, meeting, gib=Gpu()).memory_bytes == 900
+    share_of(0, meeting, memory=Full())
+    assert share_of(1, meeting, memory=Gpu()).memory_bytes == 900
 
 
 # ---- two ranks, one start of processes for all checks

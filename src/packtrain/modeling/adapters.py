@@ -42,25 +42,6 @@ class TrainedPart:
     adapters: int  # of what is trained: in adapters
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trainable:
-    """How much of a model is trainable, by part; parts that it does not have are left out."""
-
-    parts: tuple[TrainedPart, ...]
-
-    @property
-    def weights(self) -> int:
-        return sum(part.weights for part in self.parts)
-
-    @property
-    def trained(self) -> int:
-        return sum(part.trained for part in self.parts)
-
-    def learns(self, name: str) -> bool:
-        """Whether anything of a part is trained."""
-        return any(part.trained for part in self.parts if part.name == name)
-
-
 def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = False) -> Any:
     """Freeze what is not trained and add adapters where requested; the model to train is returned.
 
@@ -83,7 +64,7 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     if adapters:
         model = _with_adapters(model, settings, half=half_adapters and settings.method != "dora")
         _freeze_unreached(model)  # peft trains all of a module
-    if not describe_trainable(model).trained:
+    if not any(part.trained for part in describe_trainable(model)):
         raise ConfigError(
             "model",
             got=f"a {model.config.model_type} model with every part frozen",
@@ -93,25 +74,23 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     return model
 
 
-def describe_trainable(model: Any) -> Trainable:
-    """Count trainable parameters, by part."""
-    found = {name: [0, 0, 0] for name in PARTS}
+def describe_trainable(model: Any) -> tuple[TrainedPart, ...]:
+    """Count trainable parameters by part; parts that a model does not have are left out."""
+    counted = {name: [0, 0, 0] for name in PARTS}
     for name, weight in model.named_parameters():
         pieces = name.split(".")
         if _UNTRAINED_COPY in pieces:
             continue
         adapter = any(piece.startswith("lora_") for piece in pieces)
         size, trained = _numel(weight), weight.requires_grad
-        counts = found[part_of_weight(name)]
+        counts = counted[part_of_weight(name)]
         counts[0] += 0 if adapter else size
         counts[1] += size if trained else 0
         counts[2] += size if trained and adapter else 0
-    return Trainable(
-        parts=tuple(
-            TrainedPart(name=name, weights=weights, trained=trained, adapters=adapters)
-            for name, (weights, trained, adapters) in found.items()
-            if weights or trained
-        )
+    return tuple(
+        TrainedPart(name=name, weights=weights, trained=trained, adapters=adapters)
+        for name, (weights, trained, adapters) in counted.items()
+        if weights or trained
     )
 
 

@@ -11,7 +11,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.loss_weights import LossWeighting
 from packtrain.delivery.collate.packed import ConstantShapes
 from packtrain.families.contracts import contract_for
-from packtrain.modeling.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
+from packtrain.modeling.adapters import TrainedPart, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend, set_attention
 from packtrain.modeling.compiled import compile_layers
 from packtrain.modeling.host_sync import avoid_host_sync
@@ -71,7 +71,7 @@ class ReadyModel:
 
     model: Any
     attn_implementation: str  # that really runs
-    trainable: Trainable
+    trainable: tuple[TrainedPart, ...]
     dtype: torch.dtype
     compiled: bool
     on_host: tuple[str, ...] = ()  # of a batch, what is not moved to the GPU

@@ -89,13 +89,10 @@ class Interrupts:
 
     def _end_now(self, name: str) -> None:
         if not self._main_ends.wait(_GRACE):
-            _end_process(
+            from packtrain.delivery.trainers.watch import end_process
+
+            end_process(
                 f"ended by a second {name}: the current step neither finished nor reached a safe point to stop; "
-                f"{self.lost()}"
+                f"{self.lost()}",
+                code=_STOPPED,
             )
-
-
-def _end_process(message: str) -> None:
-    from packtrain.delivery.trainers.watch import end_process
-
-    end_process(message, code=_STOPPED)

@@ -49,11 +49,9 @@ def make_optimizer(
     """
     half = any(weight.dtype in HALF for group in groups for weight in group["params"])
     made = kind([dict(group) for group in groups], **options)
-    if not half or masters is False:
-        return without_masters(made)
-    if can_have_masters(made):
+    if half and masters is not False and can_have_masters(made):
         return MasterWeights(made)
-    if masters:
+    if half and masters:
         raise ConfigError(
             "training.master_weights",
             got=f"true with {kind.__module__}.{kind.__name__}, which keeps its own state",

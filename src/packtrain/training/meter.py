@@ -83,13 +83,13 @@ class StepMeter(Meter):
         group: ProcessGroup | None = None,
         device: torch.device | None = None,
         watch: Stopwatch | None = None,
-        gib: Memory | None = None,
+        memory: Memory | None = None,
     ) -> None:
         assert 0 <= rank < world, f"rank {rank} of {world}"
         self._model, self._world, self._capacity, self._group = model, world, capacity, group
-        self._device, self._given = device, (watch, gib)
+        self._device, self._given = device, (watch, memory)
         self._backward: BackwardEnd | None = None
-        self._stand_on(device if device is not None else torch.device("cpu"))
+        self._measure_on(device if device is not None else torch.device("cpu"))
         self._samples_seen = self._tokens_seen = 0
         self.begin()
 
@@ -102,7 +102,7 @@ class StepMeter(Meter):
         self._backward = BackwardEnd(model, self.done)
         if self._device is None:
             weight = next(model.parameters(), None)
-            self._stand_on(device or (weight.device if weight is not None else torch.device("cpu")))
+            self._measure_on(device or (weight.device if weight is not None else torch.device("cpu")))
             self.begin()
 
     def leave(self) -> None:
@@ -111,10 +111,10 @@ class StepMeter(Meter):
             self._backward.close()
         self._backward = None
 
-    def _stand_on(self, device: torch.device) -> None:
-        watch, gib = self._given
+    def _measure_on(self, device: torch.device) -> None:
+        watch, memory = self._given
         self._watch = watch if watch is not None else stopwatch(device)
-        self._memory = gib if gib is not None else device_memory(device)
+        self._memory = memory if memory is not None else device_memory(device)
 
     def begin(self) -> None:
         """A step begins: its first batch is about to be asked for."""

@@ -70,8 +70,13 @@ class SafeCheckpoints(HFTrainer):
         return None if found is None else str(found.path)
 
     def load_weights(self, model: Any, checkpoint: str) -> bool:
-        """All weights or adapters, or an error; Trainer reads those that are sharded."""
-        return self._reload(model, checkpoint)
+        """All weights or adapters of a model that every rank has whole, or an error; Trainer reads sharded ones."""
+        read = reload_adapters if _is_peft(model) else reload_weights
+        if self._is_sharded or not (_is_peft(model) or isinstance(model, PreTrainedModel)):
+            return False
+        with _without_bars():
+            fail_together(lambda: read(model, Path(checkpoint)), checkpoint, "weights that all ranks can read")
+        return True
 
     def load_best_weights(self) -> bool:
         """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
@@ -80,16 +85,7 @@ class SafeCheckpoints(HFTrainer):
             lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read"
         )
         require_undamaged(read_checkpoint(best))
-        return self._reload(self.model, str(best))
-
-    def _reload(self, model: Any, folder: str) -> bool:
-        """Read the weights of a model that every rank has whole, or its adapters; False: Trainer has to."""
-        read = reload_adapters if _is_peft(model) else reload_weights
-        if self._is_sharded or not (_is_peft(model) or isinstance(model, PreTrainedModel)):
-            return False
-        with _without_bars():
-            fail_together(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
-        return True
+        return self.load_weights(self.model, str(best))
 
     def reading_states(self, checkpoint: str | None, what: str) -> AbstractContextManager[Any]:
         """In words, whatever is wrong with them."""

@@ -152,7 +152,7 @@ class Session:
             run,
             steps=prepared.numbers.steps,
             epochs=prepared.numbers.epochs,
-            learns=[one.name for one in made.trainable.parts if one.trained],
+            learns=[one.name for one in made.trainable if one.trained],
             dtype=str(made.dtype).removeprefix("torch."),
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
@@ -166,9 +166,7 @@ class Session:
             risks=(*too_large(predicted, prepared), *disk_warning(course, machine, run.folder)),
             course=course,
             attn_implementation=made.attn_implementation,
-            learns=tuple(
-                Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.trainable.parts
-            ),
+            learns=tuple(Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.trainable),
             dtype=str(made.dtype).removeprefix("torch."),
             masters=masters,
             compiled=made.compiled,
