@@ -1,7 +1,7 @@
 """Measures optimizer steps: what each rank did and how long it took -> the metrics of the step over all ranks.
 
     meter.begin()                        before the first batch of a step is asked for
-    meter.add_batch(batch.info, waited)       once for every batch of this rank
+    meter.add_batch(batch.info, waited)  once for every batch of this rank
     meter.end(step=..., loss=..., ...)   when the optimizer has stepped; every rank, for they exchange one small vector
 
 The host waits for the GPU once a step, in `end`: without that no step has a time of its own. What lies between `end`
