@@ -80,6 +80,26 @@ def test_imports_go_up_only() -> None:
     assert seen > 100, "nothing was looked at"
 
 
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Inside a package too, and whether an import stands at the top of a module or in a function."""
+    names = {".".join(("packtrain", *path.relative_to(SRC).with_suffix("").parts)): path for _, path in modules()}
+    edges = {name: {end for end in named_by(path) if end in names} for name, path in names.items()}
+    while edges:
+        leaves = {name for name, ends in edges.items() if not ends & edges.keys()}
+        assert leaves, f"import cycles among {sorted(edges)}"
+        edges = {name: ends for name, ends in edges.items() if name not in leaves}
+
+
+def named_by(path: Path) -> set[str]:
+    """What a file may import: modules, and names that are modules."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return imports_of(path) | {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+
+
 @pytest.mark.parametrize("package", LIGHT)
 def test_light_packages_use_only_what_they_may(package: str) -> None:
     for owner, path in modules():

@@ -341,7 +341,9 @@ def test_datasets_survive_pickling(mapped: MultiModalDataset, streamed: MultiMod
 def test_a_worker_knows_its_rank_and_where_to_begin(
     lines: Path, cache: Path, mapped: MultiModalDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packtrain.delivery.loader.stream.rank_and_world", lambda: (1, 2))  # as a process group says
+    monkeypatch.setattr(
+        "packtrain.delivery.loader.pack_loader.rank_and_world", lambda: (1, 2)
+    )  # as a process group says
     dataset = built(MultiModalIterableDataset, config(lines, cache))
     dataset.load_state_dict({**dataset.state_dict(), "epoch": 1, "next_pack": 6})
     ours = mapped.loader(rank=1, world=2)

@@ -27,8 +27,8 @@ from packtrain.core.values import Message, Record, Text
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.encode.processor import RealProcessor
-from packtrain.delivery.encode.token_table import TokenTable
-from packtrain.delivery.online.online_source import OnlineSource
+from packtrain.delivery.encode.token_cache import TokenTable
+from packtrain.delivery.online_source import OnlineSource
 from packtrain.families import tiny
 from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.settings import read_settings

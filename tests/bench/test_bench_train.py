@@ -30,7 +30,7 @@ from packtrain.bench.train_rows import (
 )
 from packtrain.cli import bench as commands
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.families.contracts import contract_for
 from packtrain.predicting.memory_states import count

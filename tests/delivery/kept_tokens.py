@@ -13,7 +13,7 @@ from encoding import IMAGE_FAMILIES, VIDEO_FAMILIES
 
 from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.delivery.encode.sample_tokens import SampleTokens
-from packtrain.delivery.encode.token_writer import TokenProgress
+from packtrain.delivery.encode.token_cache import TokenProgress
 
 Folder = Callable[[str], Path]
 SAMPLES = 14

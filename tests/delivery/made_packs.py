@@ -13,8 +13,7 @@ import torch
 
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.values import Record
-from packtrain.delivery.collate.packed import PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.encode.row_table import SampleRow

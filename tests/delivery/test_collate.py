@@ -14,9 +14,8 @@ from torch import Tensor
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator, offsets_of
 from packtrain.delivery.collate.join import EMPTY_TOKENS
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator, offsets_of
-from packtrain.delivery.collate.padded import PaddedCollator
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract

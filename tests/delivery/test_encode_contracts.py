@@ -16,10 +16,9 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.pack import pack_outcome
 from packtrain.app.plan import plan
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode import finished_tokenizer as tokenizer
-from packtrain.delivery.encode import model_config
+from packtrain.delivery.encode import from_transformers
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.model_config import model_contract, packing_notes
+from packtrain.delivery.encode.from_transformers import model_contract, packing_notes
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
@@ -174,7 +173,7 @@ def test_a_loaded_config_is_kept_for_other_processes(
     model: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_config, "_loaded", {})
+    monkeypatch.setattr(from_transformers, "_loaded", {})
     settings = read_settings(model("llama"))
     contract = model_contract(settings)
     (kept,) = (tmp_path / "cache" / "configs").iterdir()
@@ -183,8 +182,8 @@ def test_a_loaded_config_is_kept_for_other_processes(
     for text, loads in ((whole, 0), (whole[:50], 1), ("[]", 1), (whole.replace('"llama"', '"gemma"'), 1)):
         kept.write_text(text)
         calls: list[str] = []
-        monkeypatch.setattr(model_config, "_loaded", {})
-        monkeypatch.setattr(model_config, "_load", lambda folder, calls=calls: calls.append(folder) or config)
+        monkeypatch.setattr(from_transformers, "_loaded", {})
+        monkeypatch.setattr(from_transformers, "_load", lambda folder, calls=calls: calls.append(folder) or config)
         assert model_contract(settings) == contract
         assert len(calls) == loads, "a damaged one is loaded again"
 
@@ -192,8 +191,8 @@ def test_a_loaded_config_is_kept_for_other_processes(
 @pytest.mark.full
 def test_another_process_loads_what_this_one_would(model: Folder) -> None:
     folder = str(model("qwen2_5_vl"))
-    said = tokenizer.in_another_process("packtrain.delivery.encode.model_config", folder)
-    assert json.loads(said) == json.loads(model_config._load(folder))
+    said = from_transformers.in_another_process(folder)
+    assert json.loads(said) == json.loads(from_transformers._load(folder))
 
 
 def test_a_worker_gets_the_verdict_with_the_encoder(
@@ -209,13 +208,13 @@ def test_without_transformers_it_is_said_that_nothing_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_config, "_transformers", lambda: None)
+    monkeypatch.setattr(from_transformers, "_transformers", lambda: None)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps({"text": "word " * count}) + "\n" for count in (3, 5, 40)))
     measured = measure_outcome(data, model="tiny:llama", dataset_type="fineweb_edu", workers=1, check=0)
     packed = pack_outcome(measured.table, PackingConfig(packing_length=256))
     planned = plan(measured.table, out=tmp_path / "report", lengths=[256])
     for notes in (measured.notes, packed.notes, planned.notes):
-        assert model_config.NOT_CHECKED in notes
-    monkeypatch.setattr(model_config, "_transformers", lambda: "0")
+        assert from_transformers.NOT_CHECKED in notes
+    monkeypatch.setattr(from_transformers, "_transformers", lambda: "0")
     assert pack_outcome(measured.table, PackingConfig(packing_length=256)).notes == ()

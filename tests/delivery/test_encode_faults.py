@@ -23,18 +23,19 @@ from PIL import Image
 from packtrain.core.errors import DriftError, RecordError
 from packtrain.core.values import Media, MediaRef, Record
 from packtrain.delivery.encode.decode import decode_frames, decode_image
-from packtrain.delivery.encode.encode import Expected, SampleEncoder
+from packtrain.delivery.encode.encode import SampleEncoder
+from packtrain.delivery.encode.encoded_sample import SampleCounts
 from packtrain.measuring.request import settings_state
 from packtrain.records.media import MediaStore
 
 Folder = Callable[[str], Path]
 
 
-def expected_of(encoder: SampleEncoder, shown: Record, store: MediaStore, *, headers: bool = False) -> Expected:
+def expected_of(encoder: SampleEncoder, shown: Record, store: MediaStore, *, headers: bool = False) -> SampleCounts:
     """What the cost table says about a record."""
     found = headers_of(shown, store)
     cost, _ = pricing(encoder).cost(shown, found)
-    return Expected(
+    return SampleCounts(
         tokens=cost.tokens,
         patches=cost.patches,
         supervised_tokens=cost.supervised_tokens,

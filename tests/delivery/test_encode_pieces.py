@@ -131,7 +131,7 @@ def test_importing_loads_nothing_that_may_be_missing() -> None:
     code = "import sys, packtrain.delivery.encode.encode; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "packtrain.delivery.encode.positions" in loaded
+    assert "packtrain.delivery.encode.pixels" in loaded
     assert not loaded & {"av", "datasets", "torch", "transformers"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import image_of_patches, made_sample
 from packtrain.families.contracts import contract_for

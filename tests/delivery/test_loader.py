@@ -22,9 +22,8 @@ from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads,
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, MemoryLimitError
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
 from packtrain.delivery.loader import workers as processes_of
-from packtrain.delivery.loader.pack_loader import PackLoader
+from packtrain.delivery.loader.pack_loader import PackLoader, PackStream
 from packtrain.delivery.loader.sampler import PackSampler, rank_and_world
-from packtrain.delivery.loader.stream import PackStream
 from packtrain.packing.schedule import Schedule
 
 WORKERS = [0, 2]

@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import (
     EMPTY_PACK,
     IGNORED,

@@ -18,12 +18,11 @@ from PIL import Image
 
 from packtrain.core.errors import ArtifactError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.delivery.loader.pack_loader import PackLoader
-from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, SourceStream
-from packtrain.delivery.online.online_source import OnlineSource
+from packtrain.delivery.online_source import Arrival, EntryPlace, OnlineSource, SourceStream
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.measuring.request import Request, stream_inputs

@@ -17,9 +17,8 @@ from torch.utils.data import DataLoader
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
-from packtrain.delivery.loader.pack_loader import PackLoader
+from packtrain.delivery.loader.pack_loader import PackLoader, PackStream
 from packtrain.delivery.loader.sampler import PackSampler
-from packtrain.delivery.loader.stream import PackStream
 from packtrain.delivery.trainers.mixin import check_arguments, trainer_arguments
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule

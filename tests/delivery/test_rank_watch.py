@@ -18,8 +18,7 @@ import torch.distributed as dist
 from processes import context
 
 from packtrain.core.errors import ConfigError, PacktrainError
-from packtrain.delivery.trainers.rank_signs import Patience, Sign, SignJudge
-from packtrain.delivery.trainers.watch import RankWatch, _of_others
+from packtrain.delivery.trainers.watch import Patience, RankWatch, Sign, SignJudge, _of_others
 
 PATIENCE = Patience(silence=10, behind=20, start=100)
 

@@ -19,7 +19,8 @@ from packtrain import MultiModalIterableDataset
 from packtrain.core.errors import ConfigError, DataError, DriftError, RecordError
 from packtrain.core.values import Extras, Media, MediaRef, Message, Record, Text, ToolCall, Variables
 from packtrain.delivery.encode.encoded_sample import PackKey
-from packtrain.delivery.encode.sample_tokens import SampleTokens, record_code
+from packtrain.delivery.encode.sample_tokens import SampleTokens, sample_key
+from packtrain.families.family import Expansion
 from packtrain.records import open as open_records
 
 QUICK = ("qwen3_vl", "internvl", "llama")
@@ -170,9 +171,9 @@ def test_a_record_that_changed_unseen_is_refused_as_without_a_cache(tmp_path: Pa
             list(built(replace(given, cache_tokens=cached)).loader())
 
 
-def test_all_that_decides_the_text_side_is_in_the_code_of_a_record() -> None:
+def test_all_that_decides_the_text_side_is_in_the_key_of_a_sample() -> None:
     def coded(*messages: Message, **more: Any) -> int:
-        return record_code(Record(id="r", origin="o", source="s", messages=messages, **more))
+        return sample_key(Record(id="r", origin="o", source="s", messages=messages, **more), ())
 
     photo, clip = (Media(kind, MediaRef(name="m", path="m")) for kind in ("image", "video"))
     said = Message(role="user", parts=(photo, Text("ab"), Text("c\ud800")))
@@ -193,7 +194,10 @@ def test_all_that_decides_the_text_side_is_in_the_code_of_a_record() -> None:
     ]
     assert len(set(others)) == len(others)
     elsewhere = Media("image", MediaRef(name="n", path="n"))
-    assert coded(replace(said, parts=(elsewhere, *said.parts[1:]))) == coded(said), "media have their own code"
+    assert coded(replace(said, parts=(elsewhere, *said.parts[1:]))) == coded(said), "only expansions count of media"
+    record = Record(id="r", origin="o", source="s", messages=(said,))
+    sizes = [(), *((Expansion(pieces=("<i>",), patches=patches, max_patches=4),) for patches in (4, 8))]
+    assert len({sample_key(record, expansions) for expansions in sizes}) == 3
 
 
 def test_what_cannot_be_tokenized_is_left_to_reading(
@@ -202,10 +206,10 @@ def test_what_cannot_be_tokenized_is_left_to_reading(
     """The failure is counted where it is without a cache."""
     real = SampleTokens.of.__func__  # type: ignore[attr-defined]
 
-    def fails(cls: Any, layout: Any, tokenizer: Any, record: int) -> SampleTokens:
+    def fails(cls: Any, layout: Any, tokenizer: Any) -> SampleTokens:
         if "what is 3?" in layout.text:
             raise RecordError("template", "planted")
-        return real(cls, layout, tokenizer, record)  # type: ignore[no-any-return]
+        return real(cls, layout, tokenizer)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(SampleTokens, "of", classmethod(fails))
     given = config(data, model("qwen3_vl"))

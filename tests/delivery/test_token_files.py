@@ -30,9 +30,9 @@ from kept_tokens import (
 
 from packtrain import DatasetConfig
 from packtrain.core.errors import ArtifactError
-from packtrain.delivery.encode import token_writer
+from packtrain.delivery.encode import token_cache
 from packtrain.delivery.encode.sample_tokens import SampleTokens
-from packtrain.delivery.encode.token_table import TOKENS, TokenTable, part_batch, part_name
+from packtrain.delivery.encode.token_cache import TOKENS, TokenTable, part_batch, part_name
 
 # ---- made once
 
@@ -76,13 +76,13 @@ def test_rows_that_come_or_go_with_their_media_are_noticed(data: Path, model: Fo
 
 
 def test_an_interrupted_run_goes_on(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_writer, "PART_ROWS", 4)
+    monkeypatch.setattr(token_cache, "PART_ROWS", 4)
     given = config(data, model("qwen3_vl"))
     whole = folder_of(built(given))
     wanted = {path.name: path.read_bytes() for path in whole.iterdir()}
     assert len(wanted) == 5
     shutil.rmtree(whole)
-    write = token_writer._write_part
+    write = token_cache._write_part
 
     def interrupted(task: Any, span: Any) -> Any:
         if span.number == 2:
@@ -90,12 +90,12 @@ def test_an_interrupted_run_goes_on(data: Path, model: Folder, monkeypatch: pyte
             raise KeyboardInterrupt
         return write(task, span)
 
-    monkeypatch.setattr(token_writer, "_write_part", interrupted)
+    monkeypatch.setattr(token_cache, "_write_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
         built(given)
     with pytest.raises(ArtifactError, match="incomplete"):
         TokenTable.load(whole)
-    monkeypatch.setattr(token_writer, "_write_part", write)
+    monkeypatch.setattr(token_cache, "_write_part", write)
     (whole / part_name(1)).write_bytes(b"damaged meanwhile")
     found = told(given)
     assert [one.rows for one in found] == [4, 8, 12, SAMPLES]
@@ -105,16 +105,16 @@ def test_an_interrupted_run_goes_on(data: Path, model: Folder, monkeypatch: pyte
 
 @pytest.mark.full
 def test_several_processes_write_the_same(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_writer, "PART_TOKENS", 150)
+    monkeypatch.setattr(token_cache, "PART_TOKENS", 150)
     given = config(data, model("qwen3_vl"))
     alone = folder_of(built(given))
     wanted = {path.name: path.read_bytes() for path in alone.iterdir()}
     assert len(wanted) > 3
     shutil.rmtree(alone)
     started: list[int] = []
-    real = token_writer.in_processes
+    real = token_cache.in_processes
     monkeypatch.setattr(
-        token_writer, "in_processes", lambda count, *args, **more: started.append(count) or real(count, *args, **more)
+        token_cache, "in_processes", lambda count, *args, **more: started.append(count) or real(count, *args, **more)
     )
     again = folder_of(built(replace(given, workers=2, check=0)))
     assert started == [2]
@@ -147,7 +147,7 @@ def test_other_processes_wait_for_the_one_that_writes(
     data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those whose measuring has other settings that change no token, and so another lock of its own."""
-    monkeypatch.setattr(token_writer, "PART_ROWS", 8)
+    monkeypatch.setattr(token_cache, "PART_ROWS", 8)
     write_data(data, "llama")
     monkeypatch.setenv("PACKTRAIN_CACHE", str(data.parent / "cache"))
     given = replace(config(data, model("llama")), cache_dir=None)
@@ -158,7 +158,7 @@ def test_other_processes_wait_for_the_one_that_writes(
     context = multiprocessing.get_context("fork")
     out = context.Queue()
     started: list[Any] = []
-    write = token_writer._write_part
+    write = token_cache._write_part
 
     def slow(task: Any, span: Any) -> Any:
         if not started:
@@ -168,7 +168,7 @@ def test_other_processes_wait_for_the_one_that_writes(
             assert started[0].is_alive()
         return write(task, span)
 
-    monkeypatch.setattr(token_writer, "_write_part", slow)
+    monkeypatch.setattr(token_cache, "_write_part", slow)
     assert [one.rows for one in told(given)] == [0, 8, SAMPLES]
     assert out.get(timeout=60) == 0
     started[0].join(30)
@@ -179,7 +179,7 @@ def test_other_processes_wait_for_the_one_that_writes(
 
 def test_missing_and_truncated_parts_are_made_again(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those alone, and those whose content is not as listed; a copy in another process fails with a way out."""
-    monkeypatch.setattr(token_writer, "PART_ROWS", 4)
+    monkeypatch.setattr(token_cache, "PART_ROWS", 4)
     given = config(data, model("qwen3_vl"))
     dataset = built(given)
     folder = folder_of(dataset)
@@ -205,7 +205,7 @@ def test_missing_and_truncated_parts_are_made_again(data: Path, model: Folder, m
 
 
 def test_a_running_training_outlives_the_folder(data: Path, model: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_writer, "PART_ROWS", 3)
+    monkeypatch.setattr(token_cache, "PART_ROWS", 3)
     given = config(data, model("qwen3_vl"))
     files = len(os.listdir("/proc/self/fd"))
     dataset = built(given)
@@ -282,7 +282,7 @@ def test_a_disk_that_is_full_or_fails(data: Path, model: Folder, monkeypatch: py
     def full(*_: Any) -> Any:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(token_writer, "part_batch", full)
+    monkeypatch.setattr(token_cache, "part_batch", full)
     with pytest.raises(ArtifactError) as caught:
         built(given)
     monkeypatch.undo()
@@ -307,8 +307,7 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
                 ids=draw.integers(0, 2**31 - 1, size).astype(np.int32),
                 learned=marked.astype(np.int32).reshape(-1, 2),
                 runs=runs.astype(np.int32),
-                media=int(draw.integers(-(2**63), 2**63 - 1)),
-                record=int(draw.integers(-(2**63), 2**63 - 1)),
+                key=int(draw.integers(-(2**63), 2**63 - 1)),
             )
         )
     batch = part_batch(samples)
@@ -316,15 +315,15 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
     task: Any = type("Task", (), {"folder": tmp_path, "fingerprint": "f"})
     tools = type("Tools", (), {"tokens": lambda _, number: samples[number]})()
     with pytest.MonkeyPatch.context() as planted:
-        planted.setattr(token_writer, "_tools", lambda _: tools)
-        _, part = token_writer._write_part(task, token_writer._Span(number=0, start=0, stop=41))
+        planted.setattr(token_cache, "_tools", lambda _: tools)
+        _, part = token_cache._write_part(task, token_cache._Span(number=0, start=0, stop=41))
     table = TokenTable(tmp_path, "f", (part,))
     assert (part.rows, part.not_kept, table.tokens(0)) == (41, 1, None)
     for row, expected in enumerate(samples[1:], start=1):
         found = table.tokens(row)
         assert found is not None
         assert expected is not None
-        assert (found.check, found.record) == (expected.check, expected.record)
+        assert (found.check, found.key) == (expected.check, expected.key)
         assert found.run_kinds == expected.run_kinds
         for one, other in zip(found.expanded(), expected.expanded(), strict=True):
             assert one.dtype == np.int64

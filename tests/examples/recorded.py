@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaLimits, MediaRef, Message, Record, Text
-from packtrain.delivery.encode import finished_tokenizer as finishing
-from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
+from packtrain.delivery.encode import from_transformers as finishing
+from packtrain.delivery.encode.from_transformers import finished_tokenizer
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings, with_tokenizer
@@ -134,7 +134,7 @@ def test_tokenizers_that_rebuild_themselves_are_saved_as_they_end_up(
     """These classes take the vocabulary from tokenizer.json and bring their own rules."""
     transformers = pytest.importorskip("transformers")
     if name == "GPT2Tokenizer":  # one of them without the process, which takes long to load transformers
-        monkeypatch.setattr(finishing, "in_another_process", lambda _, *arguments: finishing._save(*arguments))
+        monkeypatch.setattr(finishing, "in_another_process", lambda *arguments: finishing._save(*arguments))
     folder = write("llama", tmp_path / "model")
     edited(folder, "tokenizer_config.json", lambda c: c.update(tokenizer_class=name))
     settings = read_settings(folder)

@@ -13,7 +13,7 @@ import pytest
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaLimits, Record
 from packtrain.delivery.encode.encoded_sample import IGNORED
-from packtrain.delivery.encode.sample_tokens import SampleTokens, record_code
+from packtrain.delivery.encode.sample_tokens import SampleTokens, sample_key
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout, LossOn
 from packtrain.families.registry import load_rule
@@ -258,7 +258,7 @@ def test_text_tokens_and_loss_are_those_of_transformers_and_of_the_rule(
             if message["role"] == "assistant" and message.get("train", True)
         ]
         assert learned(layout) == expected, name
-        tokens = SampleTokens.of(layout, made.tokenizer, record_code(record))
+        tokens = SampleTokens.of(layout, made.tokenizer)
         ids, labels, _ = tokens.expanded()
         assert ids.tolist() == outputs["input_ids"], name
         cost, found = made.cost(record, ())
@@ -326,7 +326,7 @@ def test_template_arguments_act_and_are_bounded(folder: Path) -> None:
     with pytest.raises(RecordError, match="the chat template has no such variable"):
         made.layouter.rendered(record_of(messages, [], chat_template_kwargs={"enable_thnking": False}))
     thought = record_of(messages[2:], [], chat_template_kwargs={"enable_thinking": True})
-    assert record_code(no_thought) != record_code(thought), "tokens that are kept must not be taken for the other's"
+    assert sample_key(no_thought, ()) != sample_key(thought, ()), "cached tokens of one are not those of the other"
 
 
 PLAIN = (

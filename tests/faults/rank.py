@@ -29,9 +29,9 @@ import torch
 import torch.distributed as dist
 
 import packtrain.app.verify
-import packtrain.delivery.collate.packed
+import packtrain.delivery.collate.collators
 import packtrain.delivery.encode.encode
-import packtrain.delivery.encode.streamed
+import packtrain.delivery.encode.pack_source
 import packtrain.delivery.loader.pack_loader
 import packtrain.records.shards.data_files  # noqa: F401  what a dataset would import when it is built
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset

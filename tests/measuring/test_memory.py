@@ -29,7 +29,7 @@ class Guard:
         return None
 
 
-if "packtrain.delivery.encode.model_config" not in sys.orig_argv:  # the one short process that loads the model's config
+if sys.orig_argv[-2:-1] != ["packtrain.delivery.encode.from_transformers"]:  # the short process that loads the config
     sys.meta_path.insert(0, Guard())
 with open({log!r}, "a") as log:
     log.write(f"guarded {{os.getpid()}} {{' '.join(sys.argv)}}\\n")

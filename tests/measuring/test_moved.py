@@ -14,7 +14,7 @@ from measuring import chats, write_image, write_lines
 
 from packtrain.app.measure import measure_outcome
 from packtrain.core.fingerprint import differences
-from packtrain.delivery.encode import finished_tokenizer as finishing
+from packtrain.delivery.encode import from_transformers as finishing
 from packtrain.delivery.encode.row_table import RowTable
 from packtrain.families.settings import read_settings
 from packtrain.measuring.columns import content_of

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from packtrain.core.values import Media, MediaHeader, MediaRef, Message, Part, Record, Text
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.families.model_folder import resolve

@@ -27,8 +27,7 @@ from encoded import (
 )
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.delivery.collate.packed import ConstantShapes
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PaddedCollator
 from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
 from packtrain.modeling.attention import BACKENDS, VARLEN_LOOP, choose_backend, set_attention
@@ -351,7 +350,7 @@ def test_gemma3_takes_touching_images_of_two_samples_for_one(monkeypatch: pytest
     ends, begins = piece(whole, 0, image[-1] + 1), piece(whole, image[0], len(whole))
     with pytest.raises(DataError, match="as one image"):
         packed("gemma3", ends, begins)
-    monkeypatch.setattr("packtrain.delivery.collate.packed.image_blocks_touch", lambda *_: False)
+    monkeypatch.setattr("packtrain.delivery.collate.collators.image_blocks_touch", lambda *_: False)
     with torch.no_grad():
         for members, leaks in (((ends, begins), True), ((begins, ends), False), ((whole, whole), False)):
             wanted = alone("gemma3", model, members)

@@ -11,7 +11,7 @@ import segment_kernel
 import torch
 from torch import Tensor
 
-from packtrain.delivery.collate.packed import ConstantShapes
+from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import CompiledLayers, compile_layers, undo_compile
 from packtrain.modeling.preparation import prepare_model

@@ -13,7 +13,7 @@ import segment_kernel
 import torch
 from torch import Tensor
 
-from packtrain.delivery.collate.packed import ConstantShapes
+from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.modeling import compiled
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.preparation import prepare_model

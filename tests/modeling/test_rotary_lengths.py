@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.core.errors import DataError
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.families.contracts import contract_for

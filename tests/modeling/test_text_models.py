@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto import modeling_auto
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import made_sample
 from packtrain.families.contracts import contract_for

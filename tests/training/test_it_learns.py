@@ -15,7 +15,7 @@ import torch
 from transformers.utils import logging
 
 from packtrain import DatasetConfig, MultiModalDataset
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import PaddedCollator
 from packtrain.records.synthetic import write_dataset
 
 pytestmark = pytest.mark.full

@@ -16,7 +16,7 @@ import torch
 from hand_made import text_samples
 from torch import Tensor, nn
 
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample
 from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention

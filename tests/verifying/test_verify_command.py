@@ -75,7 +75,7 @@ def test_the_loop_on_cpu_is_named(run: Run) -> None:
 
 
 def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from packtrain.delivery.collate.packed import PackCollator
+    from packtrain.delivery.collate.collators import PackCollator
 
     right = PackCollator.__call__
     monkeypatch.setattr(PackCollator, "__call__", lambda self, rows: {**right(self, rows), "use_cache": True})

@@ -10,7 +10,7 @@ import torch
 
 from packtrain.app.verify import shaped_folder
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import IMAGE, TEXT, VIDEO
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for

@@ -11,7 +11,7 @@ import torch
 from hand_made import failed, text_samples
 
 from packtrain.core.errors import DataError
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention

@@ -12,7 +12,7 @@ import torch
 from hand_made import checks, failed, text_samples
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow
 from packtrain.families.family import BatchContract
 from packtrain.modeling.load import build_model

@@ -18,9 +18,9 @@ from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.core.numbers import counted
 from packtrain.delivery.encode.row_table import RowTable, fingerprint_of
-from packtrain.delivery.encode.token_table import KIND as TOKENS_KIND
-from packtrain.delivery.encode.token_table import TOKENS, TokenTable, token_inputs
-from packtrain.delivery.encode.token_table import VERSION as TOKENS_VERSION
+from packtrain.delivery.encode.token_cache import KIND as TOKENS_KIND
+from packtrain.delivery.encode.token_cache import TOKENS, TokenTable, token_inputs
+from packtrain.delivery.encode.token_cache import VERSION as TOKENS_VERSION
 from packtrain.families.model_folder import known_as
 from packtrain.measuring.request import measure_inputs
 from packtrain.measuring.table import SUMMARY, CostTable, read_summary

@@ -38,15 +38,13 @@ from packtrain.records.formats.source_files import split_notes
 if TYPE_CHECKING:
     import torch
 
-    from packtrain.delivery.collate.packed import PackCollator
-    from packtrain.delivery.collate.padded import PaddedCollator
+    from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
     from packtrain.delivery.encode.pack_source import PackSource
     from packtrain.delivery.encode.row_table import RowTable
-    from packtrain.delivery.encode.token_table import TokenTable
-    from packtrain.delivery.loader.pack_loader import PackLoader
-    from packtrain.delivery.loader.stream import PackStream
+    from packtrain.delivery.encode.token_cache import TokenTable
+    from packtrain.delivery.loader.pack_loader import PackLoader, PackStream
     from packtrain.records.shards.data_files import LocalFiles
 
 
@@ -145,8 +143,7 @@ class _Packs:
 
     def get_collator(self, *, dtype: torch.dtype | None = None, **options: Any) -> PackCollator | PaddedCollator:
         """What makes a batch of a pack: one row without padding, or with `packing: false` padded ones."""
-        from packtrain.delivery.collate.packed import PackCollator
-        from packtrain.delivery.collate.padded import PaddedCollator
+        from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 
         capacity, encoder = self.plan.config.packing_length, self._parts()[1]
         make: Any = PaddedCollator
@@ -181,7 +178,7 @@ class _Packs:
 
     def _tokens(self, table: CostTable, rows: RowTable, root: Path, progress: Callable[[Any], None]) -> TokenTable:
         """The tokens of a table: a folder beside it, by the same name."""
-        from packtrain.delivery.encode.token_writer import make_tokens
+        from packtrain.delivery.encode.token_cache import make_tokens
 
         files = self._files(root)
         workers = self.config.workers or len(os.sched_getaffinity(0))
@@ -225,7 +222,7 @@ class MultiModalDataset(_Packs):
         self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
     ) -> PackSource:
         from packtrain.delivery.encode.pack_source import PackSource
-        from packtrain.delivery.encode.reader import RecordReader
+        from packtrain.delivery.encode.row_table import RecordReader
 
         return PackSource(plan, rows, RecordReader(table.request(), rows, self._files(root)), encoder)
 
@@ -273,7 +270,7 @@ class MultiModalIterableDataset(_Packs):
 
     @cached_property
     def _stream(self) -> PackStream:
-        from packtrain.delivery.loader.stream import PackStream
+        from packtrain.delivery.loader.pack_loader import PackStream
 
         if self._place is None:
             return PackStream(self.source, self.schedule, rows_per_batch=self.rows_per_batch)
@@ -290,8 +287,8 @@ class MultiModalIterableDataset(_Packs):
     def _source(
         self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
     ) -> PackSource:
-        from packtrain.delivery.encode.reader import RecordReader
-        from packtrain.delivery.encode.streamed import StreamedSource
+        from packtrain.delivery.encode.pack_source import StreamedSource
+        from packtrain.delivery.encode.row_table import RecordReader
 
         files = self._files(root)
         reader = RecordReader(table.request(), rows, files)
@@ -302,7 +299,7 @@ class MultiModalIterableDataset(_Packs):
     def _online(self) -> tuple[Any, SampleEncoder]:
         """Packs of a stream that nobody measured; data files are read as they are, not through the cache."""
         from packtrain.delivery.encode.encode import SampleEncoder
-        from packtrain.delivery.online.online_source import OnlineSource
+        from packtrain.delivery.online_source import OnlineSource
 
         config = self.config
         request = tokenized_request(request_of(config, streaming=None))
@@ -373,7 +370,7 @@ def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Calla
 
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
-    plan = PackPlan.load(str(config.plan)).found_with(table)
+    plan = PackPlan.load(str(config.plan)).at_table(table)
     found = differences(plan.summary.inputs, plan_inputs(table))
     said = config.packing_config(plan.config.packing_length).describe()
     usual = PackingConfig(packing_length=plan.config.packing_length).describe()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from packtrain.app.inspect_plan import pack_samples
+from packtrain.app.inspect_plan import StepSeen, pack_samples, run_schedule
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
@@ -22,11 +22,12 @@ from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import load_rule
 from packtrain.measuring.table import MEDIA, CostTable
 from packtrain.packing.pack_plan import PackPlan
+from packtrain.runs.read import read_run
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch
     from packtrain.delivery.encode.encode import SampleEncoder
-    from packtrain.delivery.encode.expected import Expected
+    from packtrain.delivery.encode.encoded_sample import SampleCounts
     from packtrain.records.media import MediaStore
 
 BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
@@ -140,8 +141,7 @@ def inspect_batches(
     _quieten()
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.pack_source import PackSource
-    from packtrain.delivery.encode.reader import RecordReader
-    from packtrain.delivery.encode.row_table import RowTable
+    from packtrain.delivery.encode.row_table import RecordReader, RowTable
     from packtrain.records.shards.data_files import LocalFiles
 
     request = table.request()
@@ -162,6 +162,30 @@ def inspect_batches(
             )
     finally:
         files.close()
+
+
+def step_batches(
+    run: str | Path,
+    seen: StepSeen,
+    costs: str | Path | None = None,
+    *,
+    attn_implementation: str | None = None,
+    cache: Path,
+) -> Iterator[SeenBatch]:
+    """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
+    found = read_run(run)
+    if found.about.mode == "padded":
+        raise ConfigError(
+            "--batch",
+            got="a padded run, which has no packs",
+            expected="a packed run",
+            fix="leave it out: --step names the samples",
+        )
+    schedule, table = run_schedule(found, costs)
+    trained = str(found.about.derived.get("attn_implementation", "")).removesuffix("-loop")
+    chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
+    numbers = [one.pack for one in seen.packs]
+    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
 
 
 def _quieten() -> None:
@@ -188,7 +212,7 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
 
 
 def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
-    from packtrain.delivery.collate.packed import PackCollator
+    from packtrain.delivery.collate.collators import PackCollator
 
     collator = PackCollator(
         encoder.contract,
@@ -231,7 +255,7 @@ class _Noting:
         self._rule: RecordEncoder | None = None
 
     def encode(
-        self, record: Record, store: MediaStore, *, row: int, expected: Expected | None, start: int, tokens: int
+        self, record: Record, store: MediaStore, *, row: int, expected: SampleCounts | None, start: int, tokens: int
     ) -> EncodedSample:
         """As the encoder itself."""
         expected = replace(expected, headers=self._headers.get(row)) if expected is not None else None
@@ -288,7 +312,7 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
 def _seen(
     plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, attn_implementation: str, texts: _TokenTexts
 ) -> SeenBatch:
-    from packtrain.delivery.collate.packed import offsets_of
+    from packtrain.delivery.collate.collators import offsets_of
 
     info, encoder = batch.info, noting.encoder
     starts = offsets_of(row.samples, plan.config.pack_alignment)

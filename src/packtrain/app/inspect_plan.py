@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow.compute as pc
@@ -21,10 +21,6 @@ from packtrain.packing.schedule import EMPTY, Balance, Schedule
 from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import CONFIG, RUN
 from packtrain.runs.run_values import TrainingRun
-
-if TYPE_CHECKING:
-    from packtrain.app.inspect_batch import SeenBatch
-
 
 _SHOWN = (
     *("id", "source", "origin", "tokens", *VISION_TOKENS, "images", "videos", "patches"),
@@ -246,7 +242,7 @@ class StepSeen:
 def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> StepSeen:
     """The samples of a step, from the run's plan and the cost table it was made from; the data are not needed."""
     found = read_run(run)
-    schedule, table = _schedule(found, costs)
+    schedule, table = run_schedule(found, costs)
     steps = _steps(found, schedule)
     if not 1 <= step <= steps:
         raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
@@ -277,33 +273,8 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     )
 
 
-def step_batches(
-    run: str | Path,
-    seen: StepSeen,
-    costs: str | Path | None = None,
-    *,
-    attn_implementation: str | None = None,
-    cache: Path,
-) -> Iterator[SeenBatch]:
-    """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
-    from packtrain.app.inspect_batch import BACKENDS, inspect_batches
-
-    found = read_run(run)
-    if found.about.mode == "padded":
-        raise ConfigError(
-            "--batch",
-            got="a padded run, which has no packs",
-            expected="a packed run",
-            fix="leave it out: --step names the samples",
-        )
-    schedule, table = _schedule(found, costs)
-    trained = str(found.about.derived.get("attn_implementation", "")).removesuffix("-loop")
-    chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
-    numbers = [one.pack for one in seen.packs]
-    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
-
-
-def _schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
+def run_schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
+    """The order in which a run takes its packs, and the cost table of its plan."""
     about = run.about
     if about.packs_per_step is None or about.balance not in get_args(Balance):
         raise ArtifactError(

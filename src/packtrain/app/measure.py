@@ -15,8 +15,7 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
-from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
-from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.delivery.encode.from_transformers import finished_tokenizer, packing_notes
 from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.chat_template import unused_note
 from packtrain.families.model_folder import resolve

@@ -10,14 +10,14 @@ from packtrain.app.reuse import reusable_folder
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
+from packtrain.packing.arrays import packer_source
 from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import PackProgress, build_plan
-from packtrain.packing.user_packer import packer_source
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
@@ -115,7 +115,7 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
     }
     if work is not GENERIC_WORK:  # a model that has been deleted since does not change the packs
         wanted["work"] = asdict(work)
-    before = plan.summary.to_json()
+    before = asdict(plan.summary)
     changed = differences({name: before[name] for name in wanted}, wanted)
     if changed:
         raise ArtifactError(
@@ -124,4 +124,4 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
             expected="a new folder: plans are never overwritten",
             fix="choose another folder, or delete this one",
         )
-    return plan.found_with(table)
+    return plan.at_table(table)

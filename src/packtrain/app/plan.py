@@ -29,7 +29,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
 from packtrain.core.user_code import without_folder
-from packtrain.delivery.encode.model_config import packing_notes
+from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.model_folder import known_as, resolve
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from packtrain.core.artifacts import made_once
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.delivery.encode.finished_tokenizer import finished_tokenizer
-from packtrain.delivery.encode.model_config import model_contract
+from packtrain.delivery.encode.from_transformers import finished_tokenizer, model_contract
 from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
@@ -74,7 +73,7 @@ def verify(
     load_plugins(plugins)
     _check(model, shape, samples)
     place = _place(device, dtype)
-    from packtrain.delivery.collate.packed import PackCollator
+    from packtrain.delivery.collate.collators import PackCollator
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
     from packtrain.verifying.verification import long_rows, unreached, verify_model

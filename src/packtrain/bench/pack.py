@@ -19,8 +19,9 @@ from packtrain.bench.scaling import scaling
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
 from packtrain.families.registry import known_config
-from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
+from packtrain.packing.arrays import STRATEGIES, Effort, Packing, pack_arrays
 from packtrain.packing.greedy import first_fit
+from packtrain.packing.multi_resource import lower_bound
 from packtrain.packing.multi_resource_kernels import best_fit_by_sum
 from packtrain.packing.pack_plan import (
     ENTRY_SCHEMA,

@@ -23,8 +23,7 @@ from packtrain.bench.host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_rows import BenchModel, BenchRow
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets

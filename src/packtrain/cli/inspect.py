@@ -111,7 +111,7 @@ def inspect(
         found = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
         balance = () if blocked else balance_table(found)
         if as_json:
-            print_json(found.summary.blocked.to_json() if blocked else plan_json(found, balance))
+            print_json(asdict(found.summary.blocked) if blocked else plan_json(found, balance))
         elif blocked:
             show_blocked(found, output)
         else:
@@ -131,7 +131,8 @@ def _check_batch_options(
 def _inspect_step(
     run: Path, costs: Path | None, step: int, batch: bool, attention: str | None, all_tokens: bool, as_json: bool
 ) -> None:
-    from packtrain.app.inspect_plan import inspect_step, step_batches
+    from packtrain.app.inspect_batch import step_batches
+    from packtrain.app.inspect_plan import inspect_step
     from packtrain.core.cache_root import cache_dir
 
     seen, batches = inspect_step(run, step, costs), []

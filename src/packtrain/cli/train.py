@@ -21,7 +21,7 @@ from packtrain.core.numbers import counted, duration
 
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun, TrainOutcome
-    from packtrain.delivery.encode.token_writer import TokenProgress
+    from packtrain.delivery.encode.token_cache import TokenProgress
     from packtrain.measuring.measurement import MeasureProgress
     from packtrain.packing.plan_builder import PackProgress
 

@@ -15,15 +15,15 @@ from packtrain.core.lazy import lazy_names
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch as Batch
     from packtrain.delivery.collate.batch_values import BatchInfo as BatchInfo
-    from packtrain.delivery.collate.packed import PackCollator as PackCollator
-    from packtrain.delivery.collate.padded import PaddedCollator as PaddedCollator
+    from packtrain.delivery.collate.collators import PackCollator as PackCollator
+    from packtrain.delivery.collate.collators import PaddedCollator as PaddedCollator
     from packtrain.delivery.encode.encode import SampleEncoder as SampleEncoder
     from packtrain.delivery.encode.encoded_sample import EncodedSample as EncodedSample
     from packtrain.delivery.encode.encoded_sample import PackedRow as PackedRow
     from packtrain.delivery.loader.failures import FailureWatch as FailureWatch
     from packtrain.delivery.loader.pack_loader import PackLoader as PackLoader
     from packtrain.delivery.loader.sampler import check_ranks as check_ranks
-    from packtrain.delivery.online.online_source import OnlineSource as OnlineSource
+    from packtrain.delivery.online_source import OnlineSource as OnlineSource
     from packtrain.delivery.trainers.mixin import PackedTraining as PackedTraining
     from packtrain.delivery.trainers.mixin import trainer_arguments as trainer_arguments
     from packtrain.delivery.trainers.token_loss import step_tokens as step_tokens

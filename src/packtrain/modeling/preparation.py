@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.collate.loss_weights import LossWeighting
-from packtrain.delivery.collate.packed import ConstantShapes
+from packtrain.delivery.collate.batch_values import LossWeighting
+from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import TrainedPart, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend, set_attention

@@ -211,7 +211,7 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
     """For each length the most patches that fit, where nearly every sample stays below."""
     patches = question.rows.samples["patches"]
     floor = int(np.quantile(patches, 1 - MOST_DROPPED / 2, method="higher"))
-    found = []
+    limit_sets = []
     for one in kept:
         low, high = floor // _LIMIT_STEP, one.worst.patches // _LIMIT_STEP
         if not floor or not question.fits(_with_patches(one.worst, (low + 1) * _LIMIT_STEP), setup):
@@ -221,8 +221,8 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
             fits = question.fits(_with_patches(one.worst, middle * _LIMIT_STEP), setup)
             low, high = (middle, high) if fits else (low, middle)
         limit = max(low * _LIMIT_STEP, floor)
-        found.append({"packing_length": one.packing_length, **one.limits, "max_patches_per_pack": limit})
-    return tuple(found)
+        limit_sets.append({"packing_length": one.packing_length, **one.limits, "max_patches_per_pack": limit})
+    return tuple(limit_sets)
 
 
 class _Option(NamedTuple):

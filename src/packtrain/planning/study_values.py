@@ -1,4 +1,4 @@
-"""The study: what `plan` found out about a dataset, a model and the GPUs. Computed once, rendered many times."""
+"""The study: what `plan` computes for a dataset, a model and GPUs. Computed once, rendered many times."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ class Reason:
     """One line of the recommendation: a setting, what it was, what it becomes and why."""
 
     parameter: str
-    baseline: str  # what the user said or does today; empty where neither is known
+    baseline: str  # what the user has set, or does today; empty where neither is known
     packing: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """What may go wrong with the recommended run, and what to do then."""
 
@@ -171,7 +171,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """Another setup whose memory stands beside the recommended one's."""
+    """Another setup, to compare its memory with that of the recommended one."""
 
     name: str
     estimate: MemoryEstimate

@@ -1,7 +1,7 @@
 """What autograd keeps of one layer, counted tensor by tensor as transformers' layers keep it, compiled or not.
 
 Legend, all of one token or patch: `b` bytes of the compute type, `hidden` the residual stream, `queries` and `keys` the
-widths of the projections. A tensor counts once, whoever else holds it; parameters and inputs of the model do not count.
+widths of the projections. A tensor counts once, however many hold it; parameters and inputs of the model do not count.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _adapter_inputs(language: LanguageShape, setup: TrainingSetup, b: int) -> in
 
 
 def _adapter_constants(language: LanguageShape, setup: TrainingSetup) -> int:
-    """DoRA sends an identity matrix through each adapter to learn the norm of the adapted matrix, and keeps it."""
+    """DoRA sends an identity matrix through each adapter to compute the norm of the adapted matrix, and keeps it."""
     if setup.method != "dora":
         return 0
     own = adapter_bytes(setup)
@@ -161,7 +161,7 @@ def _row_square(load: Load) -> int:
 
 
 def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
-    """One layer of the encoder over so many patches, without what grows with the square of an image's patches."""
+    """One layer of the encoder over this many patches, without what grows with the square of an image's patches."""
     b = compute_bytes(setup)
     return LayerBytes(
         saved=patches * sum(vision_patch(shape, vision, setup).values()),

@@ -101,7 +101,7 @@ def states(shape: ModelShape, setup: TrainingSetup) -> StateBytes:
 
 
 def state_bytes(shape: ModelShape, setup: TrainingSetup, stored: int) -> float:
-    """Bytes of optimizer state for one number that is stored in so many bytes."""
+    """Bytes of optimizer state for one number that is `stored` in this many bytes."""
     if setup.optimizer == "adamw":
         return 2 * stored
     if setup.optimizer == "adamw_8bit":

@@ -85,7 +85,7 @@ def part_of(name: str) -> str:
 
 
 def read_header(path: Path) -> Iterator[TensorInfo]:
-    """Every tensor that a file names; nothing behind the header is read, and no header beyond the format's limit."""
+    """Every tensor that a file names; nothing after the header is read, and no header beyond the format's limit."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -133,10 +133,10 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
         raise _broken(index, str(error), "a readable file") from error
     if not raw:
         raise _broken(index, f"{size:,} bytes", f"between 1 and {_MAX_INDEX:,} bytes")
-    found = _json_object(index, raw).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    files = _json_object(index, raw).get("weight_map")
+    if not isinstance(files, dict) or not files:
         raise _broken(index, "no weight_map", "which file holds which tensor")
-    return found
+    return files
 
 
 def _json_object(path: Path, raw: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
-from packtrain.delivery.encode.streamed import StreamedSource
+from packtrain.delivery.encode.pack_source import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled

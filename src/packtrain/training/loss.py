@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchInfo
 from packtrain.delivery.encode.encoded_sample import IGNORED
-from packtrain.delivery.trainers.evaluation_loss import Evaluated
+from packtrain.delivery.trainers.token_loss import Evaluated
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.model_parts import part_of_weight
 from packtrain.training.agreement import sum_over_ranks

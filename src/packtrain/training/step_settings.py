@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.delivery.collate.loss_weights import LossWeighting
+from packtrain.delivery.collate.batch_values import LossWeighting
 
 LOSS_CHUNK = 4096
 

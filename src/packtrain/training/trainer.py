@@ -21,9 +21,8 @@ from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
-from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchInfo
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.trainers.mixin import PackedTraining
 from packtrain.delivery.trainers.refused_arguments import SHARDED
 from packtrain.delivery.trainers.watch import RankWatch

@@ -17,8 +17,7 @@ import torch
 
 from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.packed import ConstantShapes, PackCollator
-from packtrain.delivery.collate.padded import PaddedCollator
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
 from packtrain.families.contracts import contract_for

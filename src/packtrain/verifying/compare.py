@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from packtrain.core.values import Cost
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
+from packtrain.delivery.collate.collators import offsets_of
 from packtrain.delivery.collate.join import count_patches
-from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
-from packtrain.delivery.collate.packed import offsets_of
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey
 from packtrain.families.family import BatchContract
 from packtrain.verifying.check_result import Finding

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.model_parts import part_of_weight, transformers_model

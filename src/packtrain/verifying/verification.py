@@ -13,7 +13,7 @@ import torch
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line
 from packtrain.core.values import Cost
-from packtrain.delivery.collate.packed import ConstantShapes
+from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention

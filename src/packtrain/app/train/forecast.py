@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from packtrain.app.train.prepare import Prepared, batch_rows
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.core.artifacts import free_bytes
@@ -18,7 +16,7 @@ from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
 from packtrain.core.numbers import counted, gib, memory
 from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
-from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes
+from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, padded_batches
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import Gpu, find_gpu
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 
 _MANY_PASSES = 10  # over each sample, that are said
-_SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,18 +149,7 @@ def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> PassColumns
     if prepared.run.data.packing:
         found = pack_passes(loads)  # compiled layers have rows of one shape
         return found.filled(prepared.numbers.packing_length) if machine.setup.compiled else found
-    sizes, longest = np.add.reduceat(loads["samples"], starts), np.maximum.reduceat(loads["longest"], starts)
-    return PassColumns(
-        {
-            "tokens": sizes * longest,
-            "squared_tokens": sizes * longest * longest,
-            "longest": longest,
-            "samples": sizes,
-            "rows": sizes,
-            "largest_patches": np.maximum.reduceat(loads["largest_patches"], starts),
-            **{name: np.add.reduceat(loads[name], starts) for name in _SUMS},
-        }
-    )
+    return padded_batches(loads, starts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import DataError, PacktrainError
 from packtrain.core.numbers import about, counted, signed_percent
-from packtrain.delivery.encode.token_writer import TokenProgress as Tokenizing
+from packtrain.delivery.encode.token_cache import TokenProgress as Tokenizing
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
 from packtrain.measuring.measurement import MeasureOutcome
@@ -33,7 +33,7 @@ from packtrain.packing.schedule import Schedule
 from packtrain.planning.sweep import KEPT
 
 if TYPE_CHECKING:
-    from packtrain.delivery.encode.token_table import TokenTable
+    from packtrain.delivery.encode.token_cache import TokenTable
 
 
 _SETTING = "dataset_path"  # what whoever opens data calls them

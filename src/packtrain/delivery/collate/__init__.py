@@ -1,1 +1,1 @@
-"""Samples of a pack -> the arguments of one forward pass, packed into one row or padded."""
+"""Samples of packs -> the arguments of one forward pass, packed into one row or padded."""

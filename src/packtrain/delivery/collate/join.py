@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from packtrain.core.errors import DataError
 from packtrain.core.modality import PIXELS
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
-from packtrain.delivery.loader.shared_memory import room
+from packtrain.delivery.loader.workers import room
 from packtrain.families.family import BatchContract
 
 EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case

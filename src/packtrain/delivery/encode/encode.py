@@ -11,39 +11,36 @@ Tokens that are cached are taken from there, if record and media are still the o
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import ConfigError, DriftError, RecordError
+from packtrain.core.fingerprint import differences
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, media_header
-from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, VisionCounts
-from packtrain.delivery.encode.expected import Expected, require_as_planned
-from packtrain.delivery.encode.model_config import model_contract
-from packtrain.delivery.encode.pixels import MediaProcessor
-from packtrain.delivery.encode.positions import Positions
-from packtrain.delivery.encode.sample_tokens import SampleTokens, expansions_code, record_code
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, SampleCounts, VisionCounts
+from packtrain.delivery.encode.from_transformers import model_contract
+from packtrain.delivery.encode.pixels import MediaProcessor, Positions
+from packtrain.delivery.encode.sample_tokens import SampleTokens, sample_key
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.family import BatchContract, Expansion
+from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
 from packtrain.families.layout import Layout
 from packtrain.families.registry import load_rule
 from packtrain.families.skeleton import MOST_SHAPES, Shape, shape_of
-from packtrain.measuring.request import Request
+from packtrain.measuring.request import Request, settings_state
 from packtrain.records.media import MediaStore
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Decoded", "Expected", "SampleEncoder"]
+    from packtrain.delivery.encode.token_cache import TokenTable
 
 
-class CachedTokens(Protocol):
-    """Tokens of the rows of a cost table. It must pickle."""
-
-    def tokens(self, row: int) -> SampleTokens | None:
-        """The text side of one row's sample; None where it is not kept."""
-        ...
+__all__ = ["Decoded", "SampleEncoder"]
 
 
 class SampleEncoder:
@@ -57,7 +54,7 @@ class SampleEncoder:
         request: Request,
         *,
         measured_settings: Mapping[str, Any] | None = None,
-        cached: CachedTokens | None = None,
+        cached: TokenTable | None = None,
         contract: BatchContract | None = None,
     ) -> None:
         self.request = request
@@ -80,7 +77,8 @@ class SampleEncoder:
         self._processor: MediaProcessor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.request, self._measured_settings, self.cached, self.contract)
+        again = partial(SampleEncoder, measured_settings=self._measured_settings, cached=self.cached)
+        return partial(again, contract=self.contract), (self.request,)
 
     @property
     def pad_id(self) -> int:
@@ -95,7 +93,7 @@ class SampleEncoder:
         store: MediaStore,
         *,
         row: int = -1,
-        expected: Expected | None = None,
+        expected: SampleCounts | None = None,
         start: int = 0,
         tokens: int = -1,
     ) -> EncodedSample:
@@ -153,7 +151,7 @@ class SampleEncoder:
         decoded: Sequence[Decoded],
         *,
         row: int = -1,
-        expected: Expected | None = None,
+        expected: SampleCounts | None = None,
         start: int = 0,
         tokens: int = -1,
     ) -> EncodedSample:
@@ -163,7 +161,7 @@ class SampleEncoder:
         known, expansions = self._text_side(record, [medium.header for medium in decoded], row)
         ids, labels, kinds = known.expanded()
         if expected is not None:
-            found = Expected(
+            found = SampleCounts(
                 tokens=len(ids),
                 patches=sum(expansion.patches for expansion in expansions),
                 supervised_tokens=int((labels != IGNORED).sum()),
@@ -202,29 +200,27 @@ class SampleEncoder:
         )
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
-        """The text side of a record whose media have these headers."""
-        return self._tokenized(record, headers, record_code(record))[0]
+        """The text side of a record whose media have these headers, to be kept."""
+        tokens, expansions = self._tokenized(record, headers)
+        return replace(tokens, key=sample_key(record, expansions))
 
     def _text_side(
         self, record: Record, headers: Sequence[MediaHeader], row: int
     ) -> tuple[SampleTokens, Sequence[Expansion]]:
-        """Tokens and expansions; tokenized now where they are not cached, or record or media have become others."""
-        known = self.cached.tokens(row) if self.cached is not None and row >= 0 else None
-        code = record_code(record)
-        if known is not None and known.record == code:
+        """Tokens and expansions; tokenized now unless they are cached for the same record and media."""
+        cached = self.cached.tokens(row) if self.cached is not None and row >= 0 else None
+        if cached is not None:
             expansions = self._text.layouter.expansions(headers)
-            if known.media == expansions_code(expansions):
-                return known, expansions
-        return self._tokenized(record, headers, code)
+            if cached.key == sample_key(record, expansions):
+                return cached, expansions
+        return self._tokenized(record, headers)
 
-    def _tokenized(
-        self, record: Record, headers: Sequence[MediaHeader], code: int
-    ) -> tuple[SampleTokens, Sequence[Expansion]]:
+    def _tokenized(self, record: Record, headers: Sequence[MediaHeader]) -> tuple[SampleTokens, Sequence[Expansion]]:
         if record.tokens is not None:
             self._text.require_usable(record.tokens)
-            return SampleTokens.of_ids(record.tokens, code), ()
+            return SampleTokens.of_ids(record.tokens), ()
         layout = self._layout(record, headers)
-        return SampleTokens.of(layout, self._text.tokenizer, code), layout.expansions
+        return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
 
     def _layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The record as text; the template is run until a shape has come often enough to be worth learning."""
@@ -247,10 +243,60 @@ def _counted(expansion: Expansion) -> VisionCounts:
     )
 
 
-def _again(
-    request: Request,
+_COUNTS = ("tokens", "patches", "supervised_tokens", "images", "videos")
+_MOST_NAMED = 5
+
+
+def require_as_planned(
+    record: Record,
+    *,
+    found: SampleCounts,
+    planned: SampleCounts,
+    media: Sequence[Decoded],
+    settings: ProcessorSettings,
     measured_settings: Mapping[str, Any] | None,
-    cached: CachedTokens | None,
-    contract: BatchContract,
-) -> SampleEncoder:
-    return SampleEncoder(request, measured_settings=measured_settings, cached=cached, contract=contract)
+) -> None:
+    """Raise DriftError where a sample does not have the counts that its pack was planned with."""
+    changed = [
+        f"{name} {getattr(found, name)} found, {getattr(planned, name)} planned"
+        for name in _COUNTS
+        if getattr(found, name) != getattr(planned, name)
+    ]
+    if not changed:
+        return
+    now = json.loads(json.dumps(settings_state(settings), default=str))  # as it was written
+    named = differences(measured_settings, now) if measured_settings is not None else []
+    again = "measure and pack again"
+    if named:
+        shown = "; ".join(named[:_MOST_NAMED]) + (f"; {len(named) - _MOST_NAMED} more" if named[_MOST_NAMED:] else "")
+        fix = f"these settings have changed since measuring: {shown}. Restore them, or {again}"
+    else:
+        known = (
+            "no setting has changed since measuring, so the sample has"
+            if measured_settings is not None
+            else ("the sample or the model's settings have")
+        )
+        fix = f"{known} changed: restore it, or {again}"
+    sizes = _sizes(media, planned.headers)
+    raise DriftError(
+        f"sample {record.id} ({record.origin})",
+        got="; ".join(changed) + (f". Media now: {sizes}" if sizes else ""),
+        expected="the counts that its pack was planned with",
+        fix=fix,
+    )
+
+
+def _sizes(media: Sequence[Decoded], measured: tuple[MediaHeader, ...] | None) -> str:
+    """Each medium with its size; where the sizes measured are known, only those that differ."""
+    if measured is None or len(measured) != len(media):
+        shown = [f"{medium.name} {_size(medium.header)}" for medium in media]
+    else:
+        pairs = zip(media, measured, strict=True)
+        shown = [f"{m.name} {_size(m.header)}, was {_size(old)}" for m, old in pairs if _size(m.header) != _size(old)]
+    more = f" and {len(shown) - _MOST_NAMED} more" if shown[_MOST_NAMED:] else ""
+    return "; ".join(shown[:_MOST_NAMED]) + more
+
+
+def _size(header: MediaHeader) -> str:
+    size = f"{header.width}x{header.height}"
+    return size if header.kind == "image" else f"{size}, {header.frames} frames at {header.fps:g} fps"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from packtrain.core.modality import MODALITIES, TEXT_KIND
-from packtrain.core.values import LedgerEntry
+from packtrain.core.values import LedgerEntry, MediaHeader
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,18 @@ class PackKey(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SampleCounts:
+    """What a whole sample was measured with, and its pack planned with."""
+
+    tokens: int
+    patches: int
+    supervised_tokens: int
+    images: int = 0
+    videos: int = 0
+    headers: tuple[MediaHeader, ...] | None = None  # of its media, where they are at hand
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VisionCounts:
     """What the vision encoder gets for a sample's media, as the family's rule counts it."""
 
@@ -39,13 +51,8 @@ class VisionCounts:
     @classmethod
     def sum_of(cls, counts: Iterable[VisionCounts]) -> VisionCounts:
         """Those of several samples."""
-        found = tuple(counts)
-        return cls(
-            frames=sum(one.frames for one in found),
-            tiles=sum(one.tiles for one in found),
-            patches=sum(one.patches for one in found),
-            squared_patches=sum(one.squared_patches for one in found),
-        )
+        sums = (sum(column) for column in zip(*map(astuple, counts), strict=True))
+        return cls(**dict(zip(cls.__slots__, sums, strict=False)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -8,50 +8,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.retries import Answer, retried
 from packtrain.core.values import LedgerEntry, Record
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.expected import Expected
-from packtrain.delivery.encode.row_table import SampleRow
 from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.schedule import Schedule
 
 if TYPE_CHECKING:
+    from packtrain.delivery.encode.encoded_sample import SampleCounts
+    from packtrain.delivery.encode.row_table import RecordReader, RowTable, SampleRow
     from packtrain.records.media import MediaStore
+    from packtrain.records.shards.data_files import LocalFiles
+
 
 STAGE = "deliver"  # of ledger entries of samples that were planned and could not be delivered
 PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt after a fault while media were read
-
-
-class DeliveryRows(Protocol):
-    """The rows of the cost table."""
-
-    def row(self, number: int) -> SampleRow:
-        """One row: its id, origin, source and what it was measured to cost."""
-        ...
-
-
-class Reader(Protocol):
-    """Reads single records. It must pickle, and a process that is forked must not share open files with its parent."""
-
-    def opened(self, number: int) -> AbstractContextManager[Record]:
-        """The record of one row, for the length of a block. DataError where it is not what was measured."""
-        ...
-
-    def store(self, source: int) -> MediaStore:
-        """Where the media of one source are."""
-        ...
 
 
 class Encoder(Protocol):
     """Encodes single records. It must pickle."""
 
     def encode(
-        self, record: Record, store: MediaStore, *, row: int, expected: Expected | None, start: int, tokens: int
+        self, record: Record, store: MediaStore, *, row: int, expected: SampleCounts | None, start: int, tokens: int
     ) -> EncodedSample:
         """One sample, or a piece of it.
 
@@ -66,7 +50,7 @@ class PackSource:
     A sample that can never be decoded is left out, and the row says so. Whatever else goes wrong stops the run.
     """
 
-    def __init__(self, plan: PackPlan, rows: DeliveryRows, reader: Reader, encoder: Encoder) -> None:
+    def __init__(self, plan: PackPlan, rows: RowTable, reader: RecordReader, encoder: Encoder) -> None:
         self.plan = plan
         self._rows, self._reader, self._encoder = rows, reader, encoder
 
@@ -109,21 +93,14 @@ class PackSource:
             warm_up()
 
     def close(self) -> None:
-        """Nothing is needed any more."""
+        """No more packs will be asked for."""
 
     def _encoded(self, number: int, row: SampleRow, start: int, tokens: int) -> EncodedSample:
-        expected = Expected(
-            tokens=row.tokens,
-            patches=row.patches,
-            supervised_tokens=row.supervised_tokens,
-            images=row.images,
-            videos=row.videos,
-        )
         store = self._reader.store(row.source)
 
         def encode() -> EncodedSample:
             with self._reader.opened(number) as record:
-                return self._encoder.encode(record, store, row=number, expected=expected, start=start, tokens=tokens)
+                return self._encoder.encode(record, store, row=number, expected=row, start=start, tokens=tokens)
 
         return media_read(encode, row.id, row.origin)
 
@@ -167,3 +144,89 @@ def media_read(read: Callable[[], Answer], id: str, origin: str) -> Answer:
             expected=f"media that can be read; {len(PAUSES) + 1} attempts failed",
             fix="check the disk or network of the media, then resume",
         ) from error
+
+
+class StreamedSource(PackSource):
+    """The same packs, read through a cache of data files.
+
+    Each process tells the cache which files its current step and the window after it need. A step may hold packs of two
+    windows; both stay until the step is over.
+    """
+
+    def __init__(
+        self,
+        plan: PackPlan,
+        rows: RowTable,
+        reader: RecordReader,
+        encoder: Encoder,
+        *,
+        files: LocalFiles,
+        schedule: Schedule,
+    ) -> None:
+        super().__init__(plan, rows, reader, encoder)
+        self._files = files
+        self._order = (schedule.packs_per_step, schedule.seed, schedule.balance)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._schedule: Schedule | None = None
+        self._step: tuple[int, int, int] | None = None  # process, epoch and step of which the files are declared
+        self._declared: tuple[int, int, int, int] | None = None  # process, epoch, first and last window
+
+    def __getitem__(self, key: PackKey) -> PackedRow:
+        if key.step >= 0 or key.pack != EMPTY_PACK:
+            self._declare(key)
+        return super().__getitem__(key)
+
+    def close(self) -> None:
+        """No more packs will be asked for."""
+        self._files.want([])
+        self._step = self._declared = None
+
+    def _declare(self, key: PackKey) -> None:
+        step = (os.getpid(), key.epoch, key.step)
+        if key.step >= 0 and step == self._step:
+            return
+        self._step = step
+        windows = self.plan.epoch(key.epoch).load("window")[self._packs_of_step(key)]
+        span = (os.getpid(), key.epoch, int(windows.min()), int(windows.max()))
+        if span != self._declared:
+            self._declared = span
+            self._files.want(self._needed(*span[1:]))
+
+    def _packs_of_step(self, key: PackKey) -> np.ndarray:
+        """All packs of a key's step; the pack alone outside a schedule."""
+        if key.step < 0:
+            return np.array([key.pack])
+        if self._schedule is None:
+            size, seed, balance = self._order
+            self._schedule = Schedule(self.plan, packs_per_step=size, seed=seed, balance=balance)
+        return self._schedule.step(key.epoch, key.step)
+
+    def _needed(self, epoch: int, first: int, last: int) -> list[str]:
+        """The files of these windows, then those of the next."""
+        windows = [(epoch, window) for window in range(first, last + 1)]
+        if last < int(self.plan.epoch(epoch).load("window").max()):
+            windows.append((epoch, last + 1))
+        elif epoch + 1 < self.plan.num_epochs and self.plan.epoch(epoch + 1).num_packs:
+            windows.append((epoch + 1, 0))
+        return list(dict.fromkeys(file for window in windows for file in self._files_of(*window)))
+
+    def _files_of(self, epoch: int, window: int) -> list[str]:
+        """The data files that the packs of one window are read from."""
+        content = self.plan.epoch(epoch)
+        packs = np.flatnonzero(content.load("window") == window)
+        if not len(packs):
+            return []
+        rows = content.rows[content.offsets[packs[0]] : content.offsets[packs[-1] + 1]]  # a window's packs are adjacent
+        numbers = np.unique(self._rows.column("file")[rows])
+        return [self._rows.files[number].file for number in numbers.tolist()]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a process has worked out and declared is its own."""
+        own = ("_schedule", "_step", "_declared")
+        return {name: value for name, value in super().__getstate__().items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()

@@ -1,25 +1,40 @@
-"""The rows of a cost table as delivery needs them: one file, written once, memory-mapped by every process.
+"""The rows of a cost table as delivery needs them, and the reader of the records that they name.
 
 rows-<fingerprint>.arrow   one row for each row of the table, in its order; the list of data files is in its metadata
 rows-<fingerprint>.json    size and checksum of that, written after it: without this there are no rows
+
+The file is written once and memory-mapped by every process. A record is read only where its entry is the
+measured one.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import alone, atomic_path, read_json, remove_leftovers, write_json
 from packtrain.core.checksums import checks_here, require_sums, sums_of
-from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.errors import ArtifactError, DataError, RecordError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
+from packtrain.core.retries import retried
+from packtrain.core.values import MediaRef, Record
+from packtrain.delivery.encode.encoded_sample import SampleCounts
+from packtrain.measuring.measurer import Converter
+from packtrain.measuring.request import Request
 from packtrain.measuring.table import COSTS, CostTable, DataFile
+from packtrain.records.formats.hf_dataset import in_files
+from packtrain.records.media import MediaStore
+from packtrain.records.open import read_place
+from packtrain.records.source import Entry
+from packtrain.records.span import Files, Plain
 
 KIND, VERSION = "rows", 2
 _AGAIN = "delete it (packtrain cache clear --kind rows); it is rebuilt"
@@ -34,8 +49,8 @@ ROW_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SampleRow:
-    """One row: which sample it is, where it stands, and what delivering it must come to."""
+class SampleRow(SampleCounts):
+    """One row: which sample it is, where it is, and what delivering it must come to."""
 
     id: str
     origin: str
@@ -43,11 +58,6 @@ class SampleRow:
     file: int  # number in `RowTable.files`
     at: int
     check: int
-    tokens: int
-    patches: int
-    supervised_tokens: int
-    images: int
-    videos: int
     frames: int
 
 
@@ -171,3 +181,124 @@ def _write(table: CostTable, path: Path, fingerprint: str) -> None:
             found["source"] = sources[found["file"]]
             columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
             writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault of the disk or the network
+
+
+class RecordReader:
+    """Reads the records of a table's rows. It pickles; every process opens its files for itself."""
+
+    def __init__(self, request: Request, rows: RowTable, files: Files) -> None:
+        self._request, self._rows, self._files = request, rows, files
+
+    def record(self, number: int) -> Record:
+        """The record of one row, usable for as long as it is wanted.
+
+        DataError where the file cannot be read, or holds something else than was measured.
+        """
+        with self._found(self._rows.row(number), keep=True) as record:
+            return record
+
+    @contextmanager
+    def opened(self, number: int) -> Iterator[Record]:
+        """As `record`, for the length of a block: media in a cached shard stay there and are not loaded beforehand."""
+        with self._found(self._rows.row(number), keep=False) as record:
+            yield record
+
+    def store(self, source: int) -> MediaStore:
+        """Where the media of one source are."""
+        return self._converter.store(source)
+
+    @contextmanager
+    def _found(self, row: SampleRow, keep: bool) -> Iterator[Record]:
+        with ExitStack() as stack:
+            entry = self._entry(row, stack, keep)
+            if self._differs(row, entry):
+                stack.close()
+                if self._renewed(row):  # a copy may have been damaged on its way: the source is asked first
+                    entry = self._entry(row, stack, keep)
+            yield self._converted(row, entry)
+
+    def _renewed(self, row: SampleRow) -> bool:
+        try:
+            return in_files(self._request.specs[row.source]) and self._files.renew(self._rows.files[row.file].file)
+        except (OSError, RecordError) as error:
+            self._unreadable(row, error)
+
+    def _differs(self, row: SampleRow, entry: Entry) -> str:
+        """What tells an entry from the measured one; empty where nothing does."""
+        if entry.error is not None:
+            return str(entry.error)
+        return "other text at that position" if entry.check != row.check else ""
+
+    def _entry(self, row: SampleRow, stack: ExitStack, keep: bool) -> Entry:
+        """The entry at a row's place, after as many attempts as are worth it; its file stays open with the stack."""
+        file = self._rows.files[row.file].file
+        inside = in_files(self._request.specs[row.source])
+
+        def read() -> Entry:
+            with ExitStack() as attempt:
+                plain = attempt.enter_context(self._files.plain(file)) if inside else _Nowhere()
+                entry = read_place(self._request.specs, row.source, file, plain, row.at, row.origin)
+                entry = _in_memory(entry, plain) if keep and plain.path != file else entry
+                stack.push(attempt.pop_all())
+                return entry
+
+        try:
+            return retried(read, PAUSES)
+        except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
+            self._unreadable(row, error)
+
+    def _converted(self, row: SampleRow, entry: Entry) -> Record:
+        """The record, if it is the one that was measured."""
+        if found := self._differs(row, entry):
+            self._changed(row, found)
+        try:
+            record = self._converter.record(entry, row.source)
+        except RecordError as error:
+            self._changed(row, str(error))
+        if record.id != row.id:
+            self._changed(row, f"a record with the id {record.id!r}")
+        return record
+
+    def _unreadable(self, row: SampleRow, error: Exception) -> NoReturn:
+        raise DataError(
+            f"data file {self._rows.files[row.file].file}",
+            got=str(error),
+            expected=f"sample {row.id} ({row.origin})",
+            fix="restore the file, or check its disk or network; then resume",
+        ) from error
+
+    def _changed(self, row: SampleRow, found: str) -> NoReturn:
+        raise DataError(
+            f"data file {self._rows.files[row.file].file} has changed since it was measured",
+            got=found,
+            expected=f"sample {row.id} ({row.origin})",
+            fix="restore the measured file, or measure and pack again",
+        )
+
+    @cached_property
+    def _converter(self) -> Converter:
+        return Converter(self._request)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_converter"}
+
+
+class _Nowhere:
+    """The bytes of a dataset that is in no files of ours to read."""
+
+    path: str | None = None
+
+    def read_at(self, position: int, length: int) -> bytes:
+        raise OSError("this dataset has no data files")
+
+
+def _in_memory(entry: Entry, plain: Plain) -> Entry:
+    """Media in a copy of the data file that may soon be gone are taken along; the measured data file itself stays."""
+    taken = {
+        name: MediaRef(name=ref.name, data=plain.read_at(ref.offset, ref.size)) if ref.archive is not None else ref
+        for name, ref in entry.media.items()
+    }
+    return replace(entry, media=taken)

@@ -31,17 +31,16 @@ _NAMES: dict[int, MediaKind] = {number: kind for kind, number in _KINDS.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SampleTokens:
-    """Tokens of one whole sample. It depends on its text and on the expansions of its media, and on no pixel."""
+    """Tokens of one whole sample. They depend on its text and on the expansions of its media, and on no pixel."""
 
     ids: np.ndarray  # (tokens,) int32, a run of media tokens as one of them
     learned: np.ndarray  # (spans, 2) int32: tokens that carry loss, start and end
     runs: np.ndarray  # (runs, 3) int32: which token, how often, of which kind
-    media: int  # `expansions_code` of the media that it was made with
-    record: int  # `record_code` of the record that it was made from
+    key: int = 0  # `sample_key` of what they were made from, where they are kept
 
     @classmethod
-    def of(cls, layout: Layout, tokenizer: LightTokenizer, record: int) -> SampleTokens:
-        """What a tokenizer makes of the layout of a record with this code."""
+    def of(cls, layout: Layout, tokenizer: LightTokenizer) -> SampleTokens:
+        """What a tokenizer makes of the layout of a record."""
         encoding = tokenizer.encode(layout.text, special=layout.special)
         ids = np.array(encoding.ids, dtype=np.int32)
         if not len(ids):
@@ -61,24 +60,16 @@ class SampleTokens:
             supervised[at] = False
             runs.append((at, run.count, _KINDS[run.kind]))
         supervised[0] = False
-        return cls(
-            ids=ids,
-            learned=_spans(supervised),
-            runs=np.array(runs, dtype=np.int32).reshape(-1, 3),
-            media=expansions_code(layout.expansions),
-            record=record,
-        )
+        return cls(ids=ids, learned=_spans(supervised), runs=np.array(runs, dtype=np.int32).reshape(-1, 3))
 
     @classmethod
-    def of_ids(cls, tokens: TokenIds, record: int) -> SampleTokens:
-        """Tokens that came as such, of a record with this code."""
+    def of_ids(cls, tokens: TokenIds) -> SampleTokens:
+        """Tokens that came as such."""
         learned = [(max(first, 1), end) for first, end in tokens.learned if end > 1]
         return cls(
             ids=np.array(tokens.ids, dtype=np.int32),
             learned=np.array(learned, dtype=np.int32).reshape(-1, 2),
             runs=np.zeros((0, 3), dtype=np.int32),
-            media=expansions_code(()),
-            record=record,
         )
 
     @property
@@ -89,12 +80,11 @@ class SampleTokens:
     @property
     def check(self) -> int:
         """A checksum of everything in it."""
-        found = zlib.crc32(self.media.to_bytes(8, "little", signed=True))
-        found = zlib.crc32(self.record.to_bytes(8, "little", signed=True), found)
+        checksum = zlib.crc32(self.key.to_bytes(8, "little", signed=True))
         for part in (self.ids, self.learned, self.runs):
-            found = zlib.crc32(len(part).to_bytes(8, "little"), found)
-            found = zlib.crc32(part.tobytes(), found)
-        return found
+            checksum = zlib.crc32(len(part).to_bytes(8, "little"), checksum)
+            checksum = zlib.crc32(part.tobytes(), checksum)
+        return checksum
 
     def expanded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, labels and kinds of tokens, int64, runs of media repeated; arrays of their own."""
@@ -111,32 +101,21 @@ class SampleTokens:
         return ids.repeat(counts), labels.repeat(counts), kinds.repeat(counts)
 
 
-def expansions_code(expansions: Sequence[Expansion]) -> int:
-    """A number for what the processor writes for a sample's media: media of other sizes have another one."""
-    if not expansions:
-        return 0
-    found = hashlib.blake2b(repr(tuple(expansions)).encode("utf-8", "surrogatepass"), digest_size=8)
-    return int.from_bytes(found.digest(), "little", signed=True)
+def sample_key(record: Record, expansions: Sequence[Expansion]) -> int:
+    """A hash of all that decides the text side of a sample.
 
-
-def record_code(record: Record) -> int:
-    """A number for all of a record that decides its text side.
-
-    Roles, what carries loss, kinds of parts, texts, ids, and what the chat template is given beside them.
+    Roles, what carries loss, kinds of parts, texts, ids, what the chat template is given beside them, and what the
+    processor writes for media: those of other sizes give another key.
     """
     texts = texts_of(record)
-    parts = (
-        record.tokens,
-        record.plain,
-        shape_of(record),
-        [len(text) for text in texts],
-    )  # with them, no two can join to the same
-    found = hashlib.blake2b(repr(parts).encode(), digest_size=8)
+    lengths = [len(text) for text in texts]  # with them, no two lists of texts can join to the same
+    parts = (record.tokens, record.plain, shape_of(record), lengths, tuple(expansions))
+    key = hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=8)
     if record.structured:
-        beside = record.variables, [message.extras for message in record.messages]
-        found.update(repr(beside).encode("utf-8", "surrogatepass"))
-    found.update("".join(texts).encode("utf-8", "surrogatepass"))
-    return int.from_bytes(found.digest(), "little", signed=True)
+        extras = record.variables, [message.extras for message in record.messages]
+        key.update(repr(extras).encode("utf-8", "surrogatepass"))
+    key.update("".join(texts).encode("utf-8", "surrogatepass"))
+    return int.from_bytes(key.digest(), "little", signed=True)
 
 
 def _spans(marked: np.ndarray) -> np.ndarray:

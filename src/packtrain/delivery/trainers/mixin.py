@@ -25,15 +25,13 @@ from transformers import (
 )
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.collate.loss_weights import LOSS_WEIGHTS
-from packtrain.delivery.collate.packed import PackCollator
+from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, BatchInfo
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.loader.failures import FailureWatch
 from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.loader.sampler import check_ranks, rank_and_world
-from packtrain.delivery.trainers.evaluation_loss import EvaluationLoss
 from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, refused_arguments
-from packtrain.delivery.trainers.token_loss import token_loss
+from packtrain.delivery.trainers.token_loss import EvaluationLoss, token_loss
 from packtrain.packing.schedule import LoaderState, Schedule
 
 _WHY = {

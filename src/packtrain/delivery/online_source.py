@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
@@ -25,7 +25,6 @@ from packtrain.core.values import Cost, LedgerEntry, Measured, Record
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.pack_source import STAGE, media_read
-from packtrain.delivery.online.entry_stream import Arrival, EntryPlace, EntryStream, SourceStream
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.cutting import UNFIT
@@ -33,6 +32,8 @@ from packtrain.packing.online import OnlinePacker, OnlinePlan
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
 from packtrain.packing.plan_builder import STAGE as PACKING
 from packtrain.records.media import MediaStore
+from packtrain.records.open import iter_units, read_unit
+from packtrain.records.source import Entry, SourceSpec
 
 _STATE = 2  # version of the saved state
 
@@ -359,3 +360,53 @@ def _plain(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
 
 def _entries(plain: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
     return [LedgerEntry(**entry) for entry in plain]
+
+
+class EntryPlace(NamedTuple):
+    """Where an entry stands in its stream; places are in reading order."""
+
+    unit: int = 0
+    entry: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.unit}:{self.entry}"
+
+    @classmethod
+    def of_key(cls, key: str) -> EntryPlace:
+        """The place that a key stands for."""
+        unit, entry = key.split(":")
+        return cls(int(unit), int(entry))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """An entry, and where it stands."""
+
+    place: EntryPlace
+    source: int  # position in the request's list of sources
+    entry: Entry
+
+
+class EntryStream(Protocol):
+    """Entries in an order that is the same in every process and every time. It must pickle."""
+
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
+        """All entries from a position on; if it is between entries, from the next one."""
+        ...
+
+
+class SourceStream:
+    """The entries of data sources, one after the other. Pieces before the start are not read."""
+
+    def __init__(self, specs: Sequence[SourceSpec]) -> None:
+        self._specs = tuple(specs)
+
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
+        for unit in iter_units(self._specs):
+            if unit.number < start.unit:
+                continue
+            skipped = start.entry if unit.number == start.unit else 0
+            for number, entry in enumerate(read_unit(self._specs, unit)):
+                if number >= skipped:
+                    yield Arrival(place=EntryPlace(unit.number, number), source=unit.source, entry=entry)

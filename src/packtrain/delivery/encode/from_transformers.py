@@ -1,0 +1,169 @@
+"""A model's config and tokenizer as transformers loads them, saved for workers that have no transformers.
+
+config      old names are translated and missing lists filled in; it decides whether and how a model can be packed
+tokenizer   some classes take only vocabulary and merges from tokenizer.json and bring rules of their own, so the file
+            alone does not give the ids that training will see
+
+Each is made once, by another process unless transformers is loaded already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packtrain.core.artifacts import made_once, read_json, write_json
+from packtrain.core.cache_root import cache_dir
+from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.fingerprint import digest, files_state
+from packtrain.families.contracts import contract_for
+from packtrain.families.family import BatchContract, ProcessorSettings
+
+KIND, VERSION = "model_config", 1
+NOT_CHECKED = (
+    "whether this model can be trained on packs was not checked: that needs transformers (pip install packtrain[train])"
+)
+_loaded: dict[str, Mapping[str, Any]] = {}  # of this process, by content
+
+
+def model_contract(settings: ProcessorSettings) -> BatchContract:
+    """The contract of a model folder, and the one verdict on it: what `contract_for` says of the loaded config.
+
+    Without transformers it is that of the file.
+    """
+    contract = contract_for(settings)  # what its file is refused for needs no transformers
+    version = _transformers()
+    if not settings.config or version is None:
+        return contract
+    config = _as_loaded(settings, version)
+    return contract_for(replace(settings, config=config, model_type=str(config.get("model_type"))))
+
+
+def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
+    """What those who only measure or pack should know: that training will refuse the model, or was not asked."""
+    try:
+        model_contract(settings)
+    except ConfigError as error:
+        return (f"packtrain cannot train this model: {error.got}",)
+    return () if _transformers() else (NOT_CHECKED,)
+
+
+def _transformers() -> str | None:
+    """The version that is installed, if any is."""
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _as_loaded(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
+    name = digest({"config": settings.config, "transformers": version})
+    if name not in _loaded:
+        file = cache_dir() / "configs" / f"{name}.json"
+        _loaded[name] = _read(file) or _load_and_keep(settings.folder, file)
+    return _loaded[name]
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """None where there is none, or none that is whole."""
+    try:
+        return dict(read_json(file, KIND, VERSION, checked=True)["config"])
+    except (ArtifactError, OSError):
+        return None
+
+
+def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
+    try:
+        text = _load(folder) if "transformers" in sys.modules else in_another_process(folder)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise ConfigError(
+            f"{folder}/config.json",
+            got=f"a config that transformers cannot load: {said}",
+            expected="a model of transformers without remote code",
+            fix="check the folder with AutoConfig.from_pretrained; a newer transformers may support the model",
+        ) from None
+    found: dict[str, Any] = json.loads(text)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, KIND, VERSION, {"config": found}, checked=True)
+    return found
+
+
+def _load(folder: str) -> str:
+    from transformers import AutoConfig
+
+    return str(AutoConfig.from_pretrained(folder, trust_remote_code=False).to_json_string(use_diff=False))
+
+
+# Classes that take the file as it is, and classes whose own rules are those of their published files (tested).
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
+AS_PUBLISHED = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast")
+_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "config.json")
+_VOCABULARIES = ("vocab*", "merges.txt", "*.model", "*.tiktoken")  # where there is no tokenizer.json
+
+
+def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
+    """The folder of the saved tokenizer; None where the model's own files give the same ids, or are all there is."""
+    if _file_is_enough(settings) or importlib.util.find_spec("transformers") is None:
+        return None
+    source = Path(settings.folder)
+    vocabularies = {path.name for pattern in _VOCABULARIES for path in source.glob(pattern)}
+    state = files_state({name: source / name for name in sorted({*_FILES, *vocabularies})}, content=True)
+    folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
+    return str(made_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))
+
+
+def _file_is_enough(settings: ProcessorSettings) -> bool:
+    config, folder = settings.tokenizer_config, Path(settings.folder)
+    name = config.get("tokenizer_class")
+    if not (folder / "tokenizer.json").exists() or "eos_token" not in settings.special_tokens:
+        return False
+    if (folder / "added_tokens.json").exists() and not config.get("added_tokens_decoder"):
+        return False
+    return name in GENERIC or (name in AS_PUBLISHED and not config.get("add_prefix_space"))
+
+
+def in_another_process(*arguments: str) -> str:
+    """What this module prints when it is run; RuntimeError with the last line of what went wrong."""
+    command = [sys.executable, "-m", "packtrain.delivery.encode.from_transformers", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return done.stdout
+
+
+def _save_in_another_process(source: str, folder: Path) -> None:
+    try:
+        in_another_process(source, str(folder))
+    except RuntimeError as error:
+        raise ConfigError(
+            source,
+            got=str(error),
+            expected="a fast tokenizer (of the tokenizers library) that transformers can load",
+            fix="check the folder with AutoTokenizer.from_pretrained",
+        ) from None
+
+
+def _save(source: str, folder: str) -> None:
+    """What the other process does."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    (Path(folder) / "special_tokens.json").write_text(json.dumps(dict(tokenizer.special_tokens_map)))
+    (Path(folder) / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        _save(*sys.argv[1:])
+    else:
+        sys.stdout.write(_load(sys.argv[1]))
