@@ -177,7 +177,8 @@ class RunWatch(TrainerCallback):
     """Takes every step and evaluation of a run; only the first rank writes and shows, all of them count."""
 
     def __init__(self, log: MetricsLog, progress: TrainingProgress, limits: MonitorLimits | None = None) -> None:
-        self._log, self._progress, self._monitors = log, progress, Monitors(limits)
+        self._log, self._progress = log, progress
+        self._limits, self._monitors = limits, Monitors(limits)
         self.first: StepMetrics | None = None
         self.last: StepMetrics | None = None
         self.eval_loss: float | None = None
@@ -256,7 +257,7 @@ class RunWatch(TrainerCallback):
         try:
             self._monitors.load_state_dict(saved)
         except Exception as error:
-            self._monitors = Monitors()
+            self._monitors = Monitors(self._limits)
             said = " ".join(f"{type(error).__name__}: {error}".split())
             self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {said}")
         self._monitors.restarted()

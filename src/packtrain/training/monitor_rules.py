@@ -1,6 +1,6 @@
 """The rules of early warnings that look at the last steps. Each is a pure function: steps -> what was found, or None.
 
-The present step is the last one. Middle values and their spread are medians, so that one outlier neither raises a
+Middle values and their spread are medians, so that one outlier neither raises a
 warning about others nor hides the next.
 """
 
@@ -14,7 +14,7 @@ from statistics import fmean, mean, median, variance
 from typing import Any, NamedTuple
 
 from packtrain.core.numbers import gib
-from packtrain.runs.history import Kind, MonitorLimits, Seen
+from packtrain.runs.history import Kind, MonitorLimits
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
 _NORMAL = 1.4826  # median deviation of a normal distribution -> its standard deviation
@@ -28,13 +28,20 @@ class Finding(NamedTuple):
     advice: str
 
 
-Rule = Callable[[Sequence[Seen], MonitorLimits], Finding | None]
+class History(NamedTuple):
+    """What rules look at: the last steps, with the present one at the end."""
+
+    steps: Sequence[StepMetrics]
+    steady: Sequence[StepMetrics]  # whose times count: without the first steps of a process
 
 
-def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+Rule = Callable[[History, MonitorLimits], Finding | None]
+
+
+def loss_not_finite(history: History, limits: MonitorLimits) -> Finding | None:
     """The loss is not a number, or infinite."""
-    now = seen[-1]
-    if now.loss is not None or not now.taught:
+    now = history.steps[-1]
+    if now.loss is None or math.isfinite(now.loss):
         return None
     return Finding(
         "the loss is not a finite number",
@@ -43,13 +50,14 @@ def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | No
     )
 
 
-def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def loss_spike(history: History, limits: MonitorLimits) -> Finding | None:
     """The loss is six robust standard deviations, and a fifth, above the median of the last 16 steps.
 
     In the first steps: four times their median, and one above it. The deviation is that of changes over 64 steps, so
     that a loss that falls steeply does not hide what jumps.
     """
-    now, past = seen[-1].loss, _numbers(one.loss for one in seen[-limits.window - 1 : -1])
+    seen = history.steps
+    now, past = _finite(seen[-1].loss), _numbers(one.loss for one in seen[-limits.window - 1 : -1])
     if now is None or not past:
         return None
     middle = median(past[-limits.fewest :])
@@ -73,9 +81,10 @@ def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
     )
 
 
-def gradient_high(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def gradient_high(history: History, limits: MonitorLimits) -> Finding | None:
     """The gradient norm is ten times the median of the last 64 steps."""
-    now, past = seen[-1].grad_norm, _numbers(one.grad_norm for one in seen[-limits.window - 1 : -1])
+    seen = history.steps
+    now, past = _finite(seen[-1].grad_norm), _numbers(one.grad_norm for one in seen[-limits.window - 1 : -1])
     if now is None or len(past) < limits.fewest or now <= limits.gradient_factor * median(past):
         return None
     return Finding(
@@ -84,10 +93,11 @@ def gradient_high(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None
     )
 
 
-def gradient_exploding(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def gradient_exploding(history: History, limits: MonitorLimits) -> Finding | None:
     """Not finite three times in a row, or the median of five steps is ten times that of those before."""
     advice = "lower learning_rate, lengthen the warm-up, set max_grad_norm; with fp16, train in bf16"
-    if len(seen) >= 3 and all(one.grad_broken for one in seen[-3:]):
+    seen = history.steps
+    if len(seen) >= 3 and all(one.grad_norm is not None and not math.isfinite(one.grad_norm) for one in seen[-3:]):
         return Finding("the gradient norm was not finite three times in a row", advice)
     last, past = (_numbers(one.grad_norm for one in part) for part in (seen[-5:], seen[-limits.window - 5 : -5]))
     if len(last) < 5 or len(past) < limits.fewest or median(last) <= limits.gradient_factor * median(past):
@@ -97,27 +107,28 @@ def gradient_exploding(seen: Sequence[Seen], limits: MonitorLimits) -> Finding |
     )
 
 
-def gradient_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def gradient_zero(history: History, limits: MonitorLimits) -> Finding | None:
     """The gradient norm is exactly zero."""
-    if seen[-1].grad_norm != 0.0:
+    now = history.steps[-1]
+    if now.grad_norm != 0.0:
         return None
-    if not seen[-1].taught:
+    if now.loss is None:
         return Finding(
             "the step has no supervised tokens: the weights do not change",
             "answers are cut off (overlong: truncate or split, with too short a packing_length) or masked out of the "
-            f"loss (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+            f"loss (loss_on). {_INSPECT.format(step=now.step)}",
         )
     return Finding(
         "the gradient norm is zero: nothing is trained",
         "check the trainable parameters (train_language, train_vision, train_projector, lora_target_modules) and the "
-        f"loss mask (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+        f"loss mask (loss_on). {_INSPECT.format(step=now.step)}",
     )
 
 
-def learning_rate_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def learning_rate_zero(history: History, limits: MonitorLimits) -> Finding | None:
     """All learning rates have been zero for three steps; one or two are the ends of many schedules."""
-    last = seen[-3:]
-    if len(last) < 3 or any(one.rate != 0.0 for one in last):
+    last = history.steps[-3:]
+    if len(last) < 3 or any(max(one.learning_rates.values(), default=None) != 0.0 for one in last):
         return None
     return Finding(
         "all learning rates have been zero for three steps",
@@ -125,23 +136,24 @@ def learning_rate_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Finding |
     )
 
 
-def memory_near_limit(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def memory_near_limit(history: History, limits: MonitorLimits) -> Finding | None:
     """At least 92 % of the GPU were allocated."""
-    now = seen[-1]
-    if not now.memory or not now.memory_limit or now.memory_share < limits.memory_share:
+    now = history.steps[-1]
+    share, used, limit = now.memory_share, now.memory_bytes, now.memory_limit
+    if not share or not used or not limit or share < limits.memory_share:
         return None
     return Finding(
-        f"{gib(now.memory)} of {gib(now.memory_limit)} were allocated ({now.memory_share:.0%})",
+        f"{gib(used)} of {gib(limit)} were allocated ({share:.0%})",
         "a larger pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
         "on gradient_checkpointing or vision_checkpointing",
     )
 
 
-def data_bound(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def data_bound(history: History, limits: MonitorLimits) -> Finding | None:
     """Over 20 steps more than a tenth of the time was waiting for batches."""
-    last = _steady_steps(seen, limits)
-    seconds = sum(one.seconds for one in last)
-    share = sum(one.wait for one in last) / seconds if seconds else 0.0
+    last = history.steady
+    seconds = sum(one.step_seconds for one in last)
+    share = sum(one.data_wait_seconds for one in last) / seconds if seconds else 0.0
     if len(last) < limits.timing_window or share <= limits.wait_share:
         return None
     return Finding(
@@ -151,12 +163,12 @@ def data_bound(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
     )
 
 
-def unequal_ranks(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def unequal_ranks(history: History, limits: MonitorLimits) -> Finding | None:
     """Over 20 steps the slowest rank took 1.15 times the mean."""
-    last = _steady_steps(seen, limits)
+    last = history.steady
     if len(last) < limits.timing_window or (spread := mean(one.spread for one in last)) <= limits.spread:
         return None
-    rank, times = Counter(one.slowest for one in last).most_common(1)[0]
+    rank, times = Counter(one.slowest_rank for one in last).most_common(1)[0]
     work = _numbers(one.work_spread for one in last)
     planned = mean(work) if work else None
     found = f"the slowest rank takes {spread:.2f} times the mean; in {times} of {len(last)} steps it was rank {rank}"
@@ -166,9 +178,9 @@ def unequal_ranks(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None
     return Finding(found, f"their work is equal: check the GPU, host and disk of rank {rank}")
 
 
-def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def instability(history: History, limits: MonitorLimits) -> Finding | None:
     """From one half of the last 100 steps to the other, changes of the loss or the norm became three times as large."""
-    half = max(limits.fewest, 50)
+    half, seen = max(limits.fewest, 50), history.steps
     before, after = seen[-2 * half : -half], seen[-half:]
     if len(before) < half:
         return None
@@ -186,9 +198,9 @@ def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
     return None
 
 
-def time_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def time_apart(history: History, limits: MonitorLimits) -> Finding | None:
     """Over 20 steps the time without waiting for data is 1.25 times the predicted time, or the other way round."""
-    last = [(one.seconds - one.wait, one.predicted_seconds) for one in _steady_steps(seen, limits)]
+    last = [(one.step_seconds - one.data_wait_seconds, one.predicted_seconds) for one in history.steady]
     ratios = [real / told for real, told in last if told]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_apart):
         return None
@@ -200,9 +212,9 @@ def time_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
     )
 
 
-def memory_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Finding | None:
+def memory_apart(history: History, limits: MonitorLimits) -> Finding | None:
     """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
-    last = [(one.memory, one.predicted_memory) for one in _steady_steps(seen, limits)]
+    last = [(one.memory_bytes, one.predicted_memory_bytes) for one in history.steady]
     ratios = [real / told for real, told in last if real and told]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_apart):
         return None
@@ -230,14 +242,12 @@ RULES: Mapping[Kind, Rule] = {
 
 
 def _numbers(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+    """Those that are known and finite."""
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _steady_steps(seen: Sequence[Seen], limits: MonitorLimits) -> Sequence[Seen]:
-    """The last steps, those of a starting process left out."""
-    return [one for one in seen[-limits.timing_window - limits.settling_steps :] if one.settled][
-        -limits.timing_window :
-    ]
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _deviation(values: Sequence[float]) -> float:
