@@ -113,9 +113,9 @@ def _put_template(folder: Path, template: str) -> None:
     shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
     for name in ("processor_config.json", "tokenizer_config.json"):
         path = folder / name
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = _read(path)
         if settings.pop("chat_template", None) is not None:
-            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            _write(path, settings)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
@@ -220,12 +220,9 @@ def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 def _restore_config(path: Path, original: Path | None) -> None:
     """Caching as the original config has it (training turns it off), and no choice of an attention."""
-    before: Any = {}
-    if original is not None and (original / "config.json").is_file():
-        before = json.loads((original / "config.json").read_text(encoding="utf-8"))
-    config = json.loads(path.read_text(encoding="utf-8"))
-    _restore(config, before)
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    config = _read(path)
+    _restore(config, _read(original / "config.json") if original is not None else {})
+    _write(path, config)
 
 
 def _restore(config: dict[str, Any], before: Any) -> None:
