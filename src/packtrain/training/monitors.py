@@ -16,7 +16,7 @@ from packtrain.runs.step_metrics import (
     step_from_plain,
     to_plain,
 )
-from packtrain.training.monitor_rules import RULES, Finding, History, Overfitting, Plateau
+from packtrain.training.monitor_rules import RULES, Diagnosis, History, Overfitting, Plateau
 
 _STATE = 2
 
@@ -92,7 +92,7 @@ class Monitors:
         window, settling = self._limits.timing_window, self._limits.settling_steps
         return [one for one in self._steps[-window - settling :] if one.step not in self._unsteady][-window:]
 
-    def _after_cooldown(self, found: Mapping[Kind, Finding | None], step: int) -> tuple[EarlyWarning, ...]:
+    def _after_cooldown(self, found: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
         warnings = []
         for kind, what in found.items():
             if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
@@ -102,12 +102,12 @@ class Monitors:
         return tuple(warnings)
 
 
-def _guarded(rule: Callable[[], Finding | None]) -> Finding | None:
+def _guarded(rule: Callable[[], Diagnosis | None]) -> Diagnosis | None:
     """What a rule says. Watching must never end a run, so a rule that fails says that of itself."""
     try:
         return rule()
     except Exception as error:
-        return Finding(
+        return Diagnosis(
             f"this check failed: {' '.join(f'{type(error).__name__}: {error}'.split())}",
             "training continues without it; please report this with the preceding lines of metrics.jsonl",
         )
