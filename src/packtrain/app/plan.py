@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from packtrain.config.data_options import data_seed, section_defaults
+from packtrain.config.data_section import DataSection
 from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
-from packtrain.config.sections import DataSection
 from packtrain.config.setup import (
     ATTENTION,
     compiles,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.train.prepare import Prepared
 from packtrain.config.run_config import RunConfig, load_config
-from packtrain.config.sections import TrainingSection, keys_with
+from packtrain.config.sections import keys_with
 from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
+from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import secrets_of
