@@ -31,7 +31,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 class EarlyWarning:
     """Something that would rather be known now than at the end of the run."""
 
-    kind: Kind
+    kind: str  # one of KINDS, but for the log of another version
     step: int
     found: str
     advice: str

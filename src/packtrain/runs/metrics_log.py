@@ -38,7 +38,7 @@ _HEADER = {"kind": "metrics", "version": VERSION}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """What metrics.jsonl says."""
+    """The content of metrics.jsonl."""
 
     steps: tuple[StepMetrics, ...] = ()
     evaluations: tuple[EvalMetrics, ...] = ()
@@ -60,7 +60,7 @@ class MetricsLog:
         self._last = 0  # step
 
     def resume(self, step: int, *, evaluated: bool = True) -> StepMetrics | None:
-        """Go on behind that step: lines of later ones, and what a killed writer left unfinished, are cut away.
+        """Go on after that step: lines of later ones, and an unfinished one of a killed writer, are cut away.
 
         So is an evaluation of that step where it is still to be made: a run that went on from here before has made it.
         The last step that is kept, or None. It is an earlier one than asked for where the system itself went down.
@@ -83,7 +83,7 @@ class MetricsLog:
 
     def step(self, metrics: StepMetrics) -> None:
         """Write a step."""
-        assert self._path is None or metrics.step > self._last, f"step {metrics.step} behind step {self._last}"
+        assert self._path is None or metrics.step > self._last, f"step {metrics.step} after step {self._last}"
         self._write({"kind": "step", **to_plain(metrics)})
         self._last = metrics.step
 
@@ -151,7 +151,7 @@ class MetricsLog:
             ) from error
 
     def _require_place(self) -> None:
-        """A file that was deleted or moved away could be written on, and nobody would find it."""
+        """Writing on into a file that was deleted or moved away would lose the metrics."""
         assert self._stream is not None
         assert self._path is not None
         with suppress(OSError):
@@ -168,7 +168,7 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> Metrics:
-    """What is there now: of a running writer everything but the line that it is writing."""
+    """Its content now; while it is written, everything but the line in progress."""
     path = Path(path)
     steps: list[StepMetrics] = []
     evaluations: list[EvalMetrics] = []
@@ -213,7 +213,7 @@ def _kept(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | No
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Finished lines, each with the place behind it."""
+    """Finished lines, each with the offset of its end."""
     try:
         stream = path.open("rb")
     except OSError as error:

@@ -40,10 +40,9 @@ from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
 from packtrain.runs.history import MonitorLimits
-from packtrain.runs.read import read_run
-from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.run_folder import DELIVERY, FINAL, RunFolder, origin
+from packtrain.runs.run_folder import DELIVERY, FINAL, Invocation, RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import Summary, summarise_run
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     import torch
