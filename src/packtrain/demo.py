@@ -25,8 +25,8 @@ from packtrain.core.artifacts import atomic_path
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.synthetic import write_dataset
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:
     from packtrain.verifying.check_result import Verdict

@@ -29,10 +29,9 @@ from packtrain.app.train.resolve import resolve_run
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve
-from packtrain.runs.read import read_run
-from packtrain.runs.run_facts import RunFacts, RunOutcome
-from packtrain.runs.run_folder import RunFolder, origin
+from packtrain.runs.run_folder import RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import summarise_run
+from packtrain.runs.training_run import read_run
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 

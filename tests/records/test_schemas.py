@@ -18,7 +18,7 @@ from packtrain.core.user_code import from_anywhere
 from packtrain.core.values import ROLES, Media, MediaRef, Message, PartLimits, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
-from packtrain.records.schemas.unread import UnreadNames, unread_of
+from packtrain.records.schemas.unread import UnreadNames, unread_items
 from packtrain.records.source import Entry
 
 DEFAULT = SchemaOptions()
@@ -46,7 +46,7 @@ def shape(record: Record) -> list[tuple[str, list[str]]]:
 
 
 def unread_names(value: dict[str, Any], schema: str | None = None) -> list[str]:
-    return list(dict(unread_of(value, schema or recognise_schema(value))))
+    return list(dict(unread_items(value, schema or recognise_schema(value))))
 
 
 def user(content: Any) -> list[dict[str, Any]]:

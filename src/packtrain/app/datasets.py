@@ -25,8 +25,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.families.model_folder import resolve
-from packtrain.measuring.measure_summary import EntryCounts
-from packtrain.measuring.statistics import data_notes
+from packtrain.measuring.measure_summary import EntryCounts, data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.packing.online import OnlineSchedule
 from packtrain.packing.pack_plan import PackPlan, plan_inputs

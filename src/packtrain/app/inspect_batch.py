@@ -22,7 +22,7 @@ from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import load_rule
 from packtrain.measuring.table import MEDIA, CostTable
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.runs.read import read_run
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch

@@ -18,9 +18,8 @@ from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.cutting import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
 from packtrain.packing.schedule import EMPTY, Balance, Schedule
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import CONFIG, RUN
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun, read_run
 
 _SHOWN = (
     *("id", "source", "origin", "tokens", *VISION_TOKENS, "images", "videos", "patches"),

@@ -23,10 +23,9 @@ from packtrain.families.registry import load_rule, plugins_for, require_processo
 from packtrain.families.settings import read_settings
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.failure_budget import FailureBudget
-from packtrain.measuring.measure_summary import MeasureSummary
+from packtrain.measuring.measure_summary import MeasureSummary, data_notes
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress, Policy, run_measurement
 from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
-from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.work import FAMILY_RULE, Task
 from packtrain.packing.source_repeats import check_weights

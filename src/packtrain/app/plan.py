@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from packtrain.config.data_options import data_seed, section_defaults
+from packtrain.config.data_section import DataSection
 from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
-from packtrain.config.sections import DataSection
 from packtrain.config.setup import (
     ATTENTION,
     compiles,
@@ -45,8 +45,7 @@ from packtrain.predicting.calibration import Fit, coefficients_for
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import ModelShape
-from packtrain.reports.samples import NUMBERS, SampleChunk
-from packtrain.reports.study_files import check_place, write_study
+from packtrain.reports.study_files import NUMBERS, SampleChunk, check_place, write_study
 
 _PACKING = {field.name for field in fields(PackingConfig)}
 _CHUNK = 1 << 18  # samples whose lines are written together
@@ -133,7 +132,7 @@ def plan(
     )
     outcome = study_outcome(table, question, lengths=lengths, limits=_limit_sets(limits or {}), progress=progress)
     study = replace(outcome.study, recommendation=replace(outcome.study.recommendation, warning=warning))
-    files = write_study(study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
+    files = write_study(study, _PlanSamples(table, outcome.plan).chunks(), Path(out), overwrite=overwrite)
     notes = (
         *run.notes,
         *carried,

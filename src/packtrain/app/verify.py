@@ -14,7 +14,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.from_transformers import finished_tokenizer, model_contract
 from packtrain.families.contracts import contract_for
-from packtrain.families.encoder import LossOn
+from packtrain.families.layout import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from packtrain.cli.common import Json, print_json
+from packtrain.cli.config_options import settings_of
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Terminal, errors, output, table
 from packtrain.core.numbers import shown
@@ -22,10 +22,12 @@ _OUTCOMES = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[
 _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
+@settings_of("verify")
 def verify(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A model folder with weights, a hub name, or tiny:FAMILY.")
     ],
+    settings: dict[str, Any],
     attn_implementation: Annotated[
         str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex, sdpa or eager.")
     ] = "auto",
@@ -41,21 +43,6 @@ def verify(
         str,
         typer.Option(help="Size of tiny:FAMILY: tiny, or small or medium with head dimension 64 or 128."),
     ] = "tiny",
-    media_root: Annotated[
-        Path | None, typer.Option(help="Base folder of relative media paths. Default: the data file's folder.")
-    ] = None,
-    dataset_format: Annotated[str | None, typer.Option(help="Format of the data. Default: detected.")] = None,
-    loss_on: Annotated[
-        str | None,
-        typer.Option(help="assistant, completion or all. Default: assistant for chats, all for plain text."),
-    ] = None,
-    allow_outside_root: Annotated[
-        bool, typer.Option("--allow-outside-root", help="Allow media outside the media root (absolute paths, links).")
-    ] = False,
-    plugins: Annotated[
-        list[str] | None,
-        typer.Option(help="Modules to import that register model families (docs/guides/extending.md)."),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -80,12 +67,8 @@ def verify(
             dtype=dtype,
             device=device,
             shape=shape,
-            media_root=media_root,
-            dataset_format=dataset_format,
-            loss_on=loss_on,  # type: ignore[arg-type]
-            allow_outside_root=allow_outside_root,
-            plugins=plugins or (),
             seed=seed,
+            **settings,
             say=lambda what: status.update(f"verifying: {what}"),
         )
     if as_json:

@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.modality import VISION_TOKENS
-from packtrain.measuring.statistics import unread_note
+from packtrain.measuring.measure_summary import unread_note
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.plan_builder import build_plan

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packtrain.families.registry import find_family
-from packtrain.families.shape import Composition, LanguageShape, VisionShape, VisionTraits
+from packtrain.families.shape import Composition, Decoder, LanguageShape, VisionShape, VisionTraits
+from packtrain.families.text.model import GENERIC
 from packtrain.predicting.flops import language_matrices
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
@@ -41,11 +42,10 @@ def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Layer
         return _compiled_layer(shape, setup, load)
     language, b = shape.language, compute_bytes(setup)
     norms, head_norms = small_parts(shape)
-    gemma = shape.model_type.startswith(("gemma", "paligemma"))  # scales in fp32, before the result is cast
     adapted = setup.method != "full"
     queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
     # A norm keeps its fp32 input, one statistic, and what it multiplies with its weight unless that is frozen.
-    scaled = 0 if adapted else FLOAT if gemma else b
+    scaled = 0 if adapted else FLOAT if _decoder(shape).fp32_scales else b
     norm = norms * (language.hidden * (FLOAT + scaled) + FLOAT)
     if head_norms:
         norm += (queries + keys) * (FLOAT + scaled) + FLOAT * (language.heads + language.kv_heads)
@@ -210,6 +210,14 @@ def vision_traits(shape: ModelShape) -> VisionTraits:
     return known.traits if isinstance(known, Composition) else VisionTraits()
 
 
+def _decoder(shape: ModelShape) -> Decoder:
+    """What is known of a model's decoder beside its sizes; a plain one where nothing is."""
+    known = getattr(find_family(shape.model_type), "shape", None)
+    if isinstance(known, Composition):
+        known = getattr(find_family(known.text), "shape", None)
+    return known if isinstance(known, Decoder) else GENERIC
+
+
 def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """Cosines and sines, shared by all layers."""
     language = 2 * compute_bytes(setup) * shape.language.head_dim * load.tokens
@@ -225,14 +233,14 @@ def small_parts(shape: ModelShape) -> tuple[int, bool]:
     """
     language = shape.language
     if language.experts > 1:
-        return 2, shape.model_type.startswith("qwen3")  # layers may differ, so that nothing follows from their sum
+        return 2, _decoder(shape).head_norms  # layers may differ, so that nothing follows from their sum
     matrices = sum(rows * columns for rows, columns in language_matrices(language))
     rest, odd = divmod(shape.parameters.layers - language.hidden, language.layers)
     queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
     attention_biases = (0, queries + 2 * keys, queries + 2 * keys + language.hidden)
     block_bias = language.intermediate * (2 if language.gated else 1) + language.hidden
     # Two norms more may be as many numbers as a bias: the likelier reading first.
-    for norms in (4, 2) if shape.model_type.startswith(("gemma2", "gemma3")) else (2, 4):
+    for norms in (4, 2) if _decoder(shape).norms == 4 else (2, 4):
         for head_norms in (False, True):
             base = matrices + norms * language.hidden + (2 * language.head_dim if head_norms else 0)
             if not odd and rest - base in {bias + more for bias in attention_biases for more in (0, block_bias)}:

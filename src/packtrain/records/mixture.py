@@ -88,15 +88,15 @@ def _member(member: Mapping[str, Any], folder: str, split: str, share: str) -> d
 def _shards(folder: str, split: str) -> str:
     """The shards of a split, as one pattern."""
     meta = Path(folder) / _META
-    split_of, dataset = _read(meta / "split.yaml"), _read(meta / "dataset.yaml")
+    split_in_name, dataset = _read(meta / "split.yaml"), _read(meta / "dataset.yaml")
     if dataset.get("sample_loader"):
         raise ConfigError(folder, got=f"{folder}: its samples come from code, {dataset['sample_loader']}")
-    parts = split_of.get("split_parts")
+    parts = split_in_name.get("split_parts")
     listed = parts.get(split) if isinstance(parts, Mapping) else None
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
         raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml has no shards of the split {split}")
     names = [name for pattern in listed for name in expand_braces(pattern)]
-    left_out = split_of.get("exclude") or []
+    left_out = split_in_name.get("exclude") or []
     if any(".tar/" in str(name) for name in left_out):
         raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml excludes single samples")
     kept = [os.path.join(folder, name) for name in names if name not in left_out]

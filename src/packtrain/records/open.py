@@ -54,7 +54,7 @@ OF_ONE_RECORD = frozenset(
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
-_DESCRIBING = (STATE_FILE, INFO_FILE, SPLITS_FILE, "dataset_infos.json")  # that stand beside data files
+_DESCRIBING = (STATE_FILE, INFO_FILE, SPLITS_FILE, "dataset_infos.json")  # files that lie beside data files
 YAML = "yaml"  # what users call that format
 LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
@@ -68,7 +68,7 @@ def open_sources(
     subset: str | None = None,
     sources: Sequence[str] = (),
 ) -> list[SourceSpec]:
-    """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError.
+    """The sources that a path names: one, or those of a mixture. What cannot be used is a ConfigError.
 
     Of another system's list of datasets only those of these names, `sources`, are looked at. `streaming` is for
     datasets on the hub: nothing is downloaded beforehand; with None only where their files can be read so.
@@ -133,7 +133,7 @@ def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
 
 def data_files(specs: Sequence[SourceSpec]) -> list[str]:
     """Every local file that the sources consist of, for fingerprints."""
-    return [file for spec in specs for file in _files_of(spec)]
+    return [file for spec in specs for file in _local_files(spec)]
 
 
 def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
@@ -141,19 +141,19 @@ def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, spec in enumerate(specs):
         before = f"{spec.name}/" if len(specs) > 1 else ""
-        for file in _files_of(spec):
+        for file in _local_files(spec):
             name = before + shown_name(spec, file) if local_root(spec) is not None else file
             while found.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
                 name = f"{number}:{name}"
     return found
 
 
-def _files_of(spec: SourceSpec) -> list[str]:
+def _local_files(spec: SourceSpec) -> list[str]:
     return dataset_files(spec) if spec.format == "hf_dataset" else split_files(spec)
 
 
 def loses_more(stage: str, reason: str) -> bool:
-    """Does a fault stand for a whole file, or for the rest of one?"""
+    """Is more than one record lost with this fault: a whole file, or the rest of one?"""
     return stage == "read" and reason not in OF_ONE_RECORD
 
 
@@ -163,7 +163,7 @@ def spoils_file(reasons: Container[str]) -> bool:
 
 
 def recognise(path: str) -> str:
-    """The format of what stands at a path, by its content and, where that leaves it open, by its name."""
+    """The format of the data at a path, by its content and, where that leaves it open, by its name."""
     if is_remote(path):
         return _kind_of_remote(path)
     path = os.path.expanduser(path)

@@ -16,8 +16,7 @@ from packtrain.app.train.resolve import ResolvedRun
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
-from packtrain.runs.run_facts import RunOutcome
-from packtrain.runs.run_folder import versions
+from packtrain.runs.run_folder import RunOutcome, versions
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import BatchInfo

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.train.prepare import Prepared
 from packtrain.config.run_config import RunConfig, load_config
-from packtrain.config.sections import TrainingSection, keys_with
+from packtrain.config.sections import keys_with
 from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
+from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import secrets_of
@@ -140,11 +141,11 @@ _NAMED = 4  # numbers that are told
 
 def check_same_data(prepared: Prepared) -> None:
     """Ask all processes before the first step; ranks with other packs would lose samples and wait for each other."""
-    from packtrain.training.agreement import said_by_all
+    from packtrain.training.agreement import gather_values
 
     date = prepared.run.config.data.template_date
     mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
-    require_same(said_by_all(mine))
+    require_same(gather_values(mine))
 
 
 def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:

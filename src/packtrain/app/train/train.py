@@ -29,8 +29,7 @@ from packtrain.families.contracts import contract_for
 from packtrain.families.family import ProcessorSettings
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.run_folder import CONFIG, RUN, RunFolder
+from packtrain.runs.run_folder import CONFIG, RUN, Invocation, RunFacts, RunFolder, RunOutcome
 
 if TYPE_CHECKING:
     from rich.console import Console

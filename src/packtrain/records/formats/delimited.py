@@ -25,7 +25,7 @@ BAD_HEADER = "header cannot be used"
 
 @dataclass(frozen=True, slots=True)
 class DelimitedRow:
-    """One row as it stands in the file."""
+    """The bytes of one row."""
 
     at: int  # byte
     line: int  # 1-based, of its first line

@@ -119,7 +119,7 @@ class HFDataset(Format):
 
 @functools.lru_cache(maxsize=1024)
 def in_files(spec: SourceSpec) -> bool:
-    """Do the entries of a source stand in data files of ours to read, rather than in what `load_dataset` makes?"""
+    """Are the entries of a source in data files that we read, rather than in what `load_dataset` makes?"""
     return spec.format != "hf_dataset" or is_saved_dataset(spec.path)
 
 

@@ -77,7 +77,7 @@ def json_entry(origin: str, at: int, raw: bytes | str | RecordError) -> Entry:
 
 
 def _depth(value: Any) -> int:
-    """How many containers stand inside each other; without recursion, for that is what this guards against."""
+    """How deep containers are nested; without recursion, which this guards against."""
     level, depth = [value], 0
     while level:
         depth += 1

@@ -57,10 +57,10 @@ class RowReader:
 
     def row(self, file: str, plain: Plain, number: int) -> FoundRow | None:
         """One row of a file; None where it has none of that number."""
-        if plain.path is None:  # what stands behind `plain` may be gone when the next row is asked for
+        if plain.path is None:  # the file may be closed when the next row is asked for
             source = PlainFile(plain)
             return self._open_table(source, (file, source.size())).row(number, self._held)
-        state = os.stat(plain.path)  # another file may stand under the same name by now
+        state = os.stat(plain.path)  # another file may have the same name by now
         key = (plain.path, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
         if key not in self._opened:
             self._opened[key] = self._open_table(plain.path, key)
@@ -151,7 +151,7 @@ class ArrowRows:
         if not any(_has_dictionary(field.type) for field in schema):
             self._source.seek(self._places[at])
             return pa.ipc.read_record_batch(pa.ipc.read_message(self._source), schema)
-        self._source.seek(0)  # dictionaries stand anywhere before the batches that need them
+        self._source.seek(0)  # dictionaries may be anywhere before the batches that need them
         reader = pa.ipc.open_stream(self._source)
         for _ in range(at):
             reader.read_next_batch()
@@ -179,7 +179,7 @@ def plain_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _shares(kind: pa.DataType) -> bool:
-    """May several rows of this type stand for the same bytes, so that its size says nothing of theirs?"""
+    """May several rows of this type share bytes, so that its size says nothing of theirs?"""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     tests = (
@@ -194,7 +194,7 @@ def _shares(kind: pa.DataType) -> bool:
 
 
 def _until_fault(lengths: Iterator[int]) -> Iterator[int]:
-    """What stands before a fault was measured, and is delivered; a fault of the system itself is raised."""
+    """The items before a fault, which were measured; a fault of the system itself is raised."""
     try:
         yield from lengths
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -14,6 +14,7 @@ from packtrain.core.values import Message, Text
 from packtrain.records.schemas.chat import ConvertedRecord, checked_text
 from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
+from packtrain.records.source import RawRecord
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -39,9 +40,7 @@ class AnnotatedObject:
         return self.bbox_2d or self.poly or ()
 
 
-def objects_schema(
-    value: Mapping[str, object], pool: MediaPool | None, options: SchemaOptions, record_id: str
-) -> ConvertedRecord:
+def objects_schema(value: RawRecord, pool: MediaPool | None, options: SchemaOptions, record_id: str) -> ConvertedRecord:
     """`images` and `objects` (with `width` and `height` where coordinates are normalised)."""
     raw = value["objects"]
     if not isinstance(raw, list | tuple):

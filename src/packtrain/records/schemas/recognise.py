@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError, nearest
 from packtrain.core.values import MediaKind
+from packtrain.records.source import RawRecord
 
 # The columns that make a schema, in the order in which schemas are tried; each line is one sufficient set.
 # `alpaca` is never told by them, only asked for by name.
@@ -102,7 +103,7 @@ def known_columns() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *MEDIA_COLUMNS, *OTHER_COLUMNS]))
 
 
-def plan_for(value: Mapping[str, object]) -> Plan:
+def plan_for(value: RawRecord) -> Plan:
     """The plan for a record's set of columns."""
     key = tuple(value)
     plan = _plans.get(key)
@@ -114,7 +115,7 @@ def plan_for(value: Mapping[str, object]) -> Plan:
     return plan
 
 
-def _make_plan(value: Mapping[str, object]) -> Plan:
+def _make_plan(value: RawRecord) -> Plan:
     return Plan(
         schemas=tuple(
             (name, columns)
@@ -129,7 +130,7 @@ def _make_plan(value: Mapping[str, object]) -> Plan:
     )
 
 
-def refuse_columns(plan: Plan, value: Mapping[str, object], schema: str | None) -> None:
+def refuse_columns(plan: Plan, value: RawRecord, schema: str | None) -> None:
     """Refuse what would be learned as something else; `schema` is None before one is chosen."""
     for column in plan.refused:
         item = value[column]
@@ -161,7 +162,7 @@ def is_flag(item: Any) -> bool:
     return isinstance(item, int | float) or (isinstance(item, str) and _FLAG.fullmatch(item) is not None)
 
 
-def choose_schema(plan: Plan, value: Mapping[str, object]) -> str:
+def choose_schema(plan: Plan, value: RawRecord) -> str:
     """The first candidate whose columns are filled; tables give every record all columns, many of them None."""
     for name, columns in plan.schemas:
         for column in columns:
@@ -174,7 +175,7 @@ def choose_schema(plan: Plan, value: Mapping[str, object]) -> str:
     raise _unknown(value)
 
 
-def recognise_schema(value: Mapping[str, object]) -> str:
+def recognise_schema(value: RawRecord) -> str:
     """The name of a record's schema, a key of SCHEMAS.
 
     >>> recognise_schema({"id": 1, "prompt": "2+2?", "completion": "4"})
@@ -183,7 +184,7 @@ def recognise_schema(value: Mapping[str, object]) -> str:
     return choose_schema(plan_for(value), value)
 
 
-def _unknown(value: Mapping[str, object]) -> RecordError:
+def _unknown(value: RawRecord) -> RecordError:
     filled = [str(name) for name, item in value.items() if item is not None]
     known = [name for name in known_columns() if name not in filled]
     hints = [hint for name in filled[:20] if name not in known_columns() and (hint := nearest(name, known))]
@@ -192,7 +193,7 @@ def _unknown(value: Mapping[str, object]) -> RecordError:
     return RecordError("schema", "unknown schema", "; ".join(filter(None, (detail, hint))))
 
 
-def looks_like(value: Mapping[str, Any]) -> str:
+def looks_like(value: RawRecord) -> str:
     """Which names of columns, or places in them, would make it a schema.
 
     >>> looks_like({"query": "2+2?", "Response": "4"})
