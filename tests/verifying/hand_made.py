@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.verifying.check_result import CheckReport
 
 LENGTHS = (23, 40, 17, 31)
@@ -19,7 +19,7 @@ def text_samples(vocabulary: int, lengths: Sequence[int] = LENGTHS, seed: int = 
     found = []
     for number, length in enumerate(lengths):
         ids = torch.randint(0, vocabulary, (length,), generator=draw)
-        found.append(made_sample(f"text-{number}", ids, supervised=length - max(1, length // 2)))
+        found.append(synthetic_sample(f"text-{number}", ids, supervised=length - max(1, length // 2)))
     return found
 
 

@@ -141,11 +141,11 @@ _NAMED = 4  # differences that an error names
 
 def check_same_data(prepared: Prepared) -> None:
     """Compare all processes before the first step: ranks with other packs would lose samples, or hang."""
-    from packtrain.training.agreement import said_by_all
+    from packtrain.training.agreement import gather_values
 
     date = prepared.run.config.data.template_date
     mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
-    require_same(said_by_all(mine))
+    require_same(gather_values(mine))
 
 
 def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.modeling.preparation import ReadyModel
     from packtrain.training.callbacks import RunWatch
     from packtrain.training.checkpoints import Checkpoint
-    from packtrain.training.meter import StepMeter
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
     from packtrain.verifying.check_result import CheckReport
@@ -95,7 +94,7 @@ class Session:
 
         from packtrain.modeling.adapters import frozen_state
         from packtrain.modeling.preparation import ready_model, training_device, weights_dtype
-        from packtrain.training.agreement import said_by_all
+        from packtrain.training.agreement import gather_values
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.resuming import checkpoint_to_resume
 
@@ -119,7 +118,7 @@ class Session:
             compile=run.step.compile,
         )
         # Those of rank 0: other ranks may get their weights from it later.
-        frozen = said_by_all(frozen_state(made.model))[0] if run.model.has_adapters else {}
+        frozen = gather_values(frozen_state(made.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -146,7 +145,7 @@ class Session:
             run,
             steps=prepared.numbers.steps,
             epochs=prepared.numbers.epochs,
-            learns=[one.name for one in made.trainable.parts if one.trained],
+            learns=[one.name for one in made.trainable if one.trained],
             dtype=str(made.dtype).removeprefix("torch."),
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
@@ -160,7 +159,7 @@ class Session:
             risks=(*memory_warning(predicted, prepared), *disk_warning(course, machine, run.folder)),
             course=course,
             attn_implementation=made.attn_implementation,
-            parts=made.trainable.parts,
+            parts=made.trainable,
             dtype=str(made.dtype).removeprefix("torch."),
             masters=masters,
             compiled=made.compiled,
@@ -322,22 +321,29 @@ class Session:
 
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
         from packtrain.delivery.loader.failures import FailureWatch
-        from packtrain.training.predictions import MemoryModel
+        from packtrain.training.meter import StepMeter
+        from packtrain.training.predictions import ModelPrediction
         from packtrain.training.trainer import PackedTrainer
 
         prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
         if (logs := run.config.training.logging_dir) is not None:
-            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(
-                os.path.expanduser(logs)
-            )  # where transformers looks for it
-        evaluation, memory = prepared.evaluation, None
-        if machine is not None and not run.data.online:
-            memory = MemoryModel(
+            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))
+        evaluation, predicted = prepared.evaluation, None
+        if machine is not None:
+            predicted = ModelPrediction(
                 shape=machine.shape,
                 setup=machine.setup,
-                coefficients=machine.memory,
-                heaviest=heaviest(prepared, machine),
+                gpu=machine.gpu,
+                time=machine.time,
+                memory=machine.memory,
+                heaviest=None if run.data.online else heaviest(prepared, machine),
             )
+        meter = StepMeter(
+            model=predicted,
+            world=self.here.world,
+            rank=self.here.rank,
+            capacity=prepared.numbers.packing_length if run.data.packing else None,
+        )
         return PackedTrainer(
             model=made.model,
             args=self.args,
@@ -346,38 +352,15 @@ class Session:
             eval_dataset=evaluation,
             eval_collator=_collator(prepared, evaluation, made) if evaluation is not None else None,
             step=run.step,
-            meter=self._meter(),
+            meter=meter,
             on_host=made.on_host,
             on_step=watch.on_step,
             # With several processes the model is checked as it is wrapped.
             first_check=run.quick_check and self.here.world > 1,
             on_proof=watch.on_proof if run.shares_weights else None,  # else it is shown before the run
-            memory_model=memory,
+            memory_model=None if run.data.online else predicted,
             callbacks=[watch],
             failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
-        )
-
-    def _meter(self) -> StepMeter:
-        from packtrain.training.meter import StepMeter
-        from packtrain.training.predictions import ModelPrediction
-
-        machine, numbers = self.machine, self.prepared.numbers
-        capacity = numbers.packing_length if self.prepared.run.data.packing else None
-        if machine is None:
-            return StepMeter(world=self.here.world, rank=self.here.rank, capacity=capacity)
-        gpu, predicted = machine.gpu, None
-        if gpu is not None:
-            predicted = ModelPrediction(
-                shape=machine.shape, setup=machine.setup, gpu=gpu, time=machine.time, memory=machine.memory
-            )
-        return StepMeter(
-            shape=machine.shape,
-            setup=machine.setup,
-            peak_flops=gpu.bf16_flops if gpu is not None else None,
-            world=self.here.world,
-            rank=self.here.rank,
-            capacity=capacity,
-            predicted=predicted,
         )
 
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
