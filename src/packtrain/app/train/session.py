@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.forecast import Machine, disk_warning, heaviest, machine_of, memory_warning, predict_run
+from packtrain.app.train.forecast import disk_warning, heaviest, memory_warning, model_prediction, predict_run
 from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
 from packtrain.app.train.resume import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.modeling.preparation import ReadyModel
     from packtrain.training.callbacks import RunWatch
     from packtrain.training.checkpoints import Checkpoint
+    from packtrain.training.predictions import ModelPrediction
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
     from packtrain.verifying.check_result import CheckReport
@@ -71,7 +72,7 @@ class Session:
     prepared: Prepared
     here: ProcessPlace
     made: ReadyModel
-    machine: Machine | None
+    prediction: ModelPrediction | None
     args: TrainingArguments
     checkpoint: Checkpoint | None
     ready: ReadyRun
@@ -122,7 +123,7 @@ class Session:
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = machine_of(
+        prediction = model_prediction(
             prepared, gpu=gpu, attention=made.attn_implementation, compiled=made.compiled, bf16=made.is_half
         )
         masters = made.trains_half and run.setup.has_masters
@@ -139,7 +140,7 @@ class Session:
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
             notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
-        predicted = predict_run(prepared, machine, workers=workers, prefetch=prefetch)
+        predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
         course = course_of(
             args,
             run,
@@ -156,7 +157,7 @@ class Session:
             done=prepared.done,
             notes=(*notes, *course.notes),
             warnings=prepared.warnings,
-            risks=(*memory_warning(predicted, prepared), *disk_warning(course, machine, run.folder)),
+            risks=(*memory_warning(predicted, prepared), *disk_warning(course, prediction, run.folder)),
             course=course,
             attn_implementation=made.attn_implementation,
             parts=made.trainable,
@@ -172,7 +173,7 @@ class Session:
             prepared=prepared,
             here=here,
             made=made,
-            machine=machine,
+            prediction=prediction,
             args=args,
             checkpoint=checkpoint,
             ready=ready,
@@ -322,22 +323,14 @@ class Session:
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
         from packtrain.delivery.loader.failures import FailureWatch
         from packtrain.training.meter import StepMeter
-        from packtrain.training.predictions import ModelPrediction
         from packtrain.training.trainer import PackedTrainer
 
-        prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
+        prepared, run, made = self.prepared, self.prepared.run, self.made
         if (logs := run.config.training.logging_dir) is not None:
             os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))
-        evaluation, predicted = prepared.evaluation, None
-        if machine is not None:
-            predicted = ModelPrediction(
-                shape=machine.shape,
-                setup=machine.setup,
-                gpu=machine.gpu,
-                time=machine.time,
-                memory=machine.memory,
-                heaviest=None if run.data.online else heaviest(prepared, machine),
-            )
+        evaluation, predicted = prepared.evaluation, self.prediction
+        if predicted is not None and not run.data.online:
+            predicted = replace(predicted, heaviest=heaviest(prepared, predicted))
         meter = StepMeter(
             model=predicted,
             world=self.here.world,
