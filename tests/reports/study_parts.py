@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.measuring.statistics import describe
+from packtrain.measuring.measure_summary import describe
 from packtrain.packing.schedule import BalanceLine, Evenness
 from packtrain.planning.question import Baseline
 from packtrain.planning.study_values import (

@@ -25,8 +25,8 @@ from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted
+from packtrain.measuring.measure_summary import count_copies, table_statistics
 from packtrain.measuring.request import measure_inputs
-from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
 from packtrain.records.synthetic import JsonRecord, picture_chats, picture_names, write_dataset, write_lines
 

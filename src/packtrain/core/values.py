@@ -221,6 +221,10 @@ class MediaLimits:
         """The limits that were set, by name."""
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
+    def over(self, others: MediaLimits) -> MediaLimits:
+        """These, and the others where one is not set here."""
+        return MediaLimits(**{**others.given(), **self.given()})  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEntry:

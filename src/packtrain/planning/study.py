@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.modality import VISION_TOKENS
-from packtrain.measuring.statistics import unread_note
+from packtrain.measuring.measure_summary import unread_note
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.plan_builder import build_plan
@@ -68,7 +68,7 @@ def study_outcome(
     progress(StudyProgress(0, 1, "reading"))
     question, simulations, room = _swept(question, _lengths(lengths, question), limits, progress)
     chosen = choose(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
-    one = simulations[chosen.simulation]
+    one = chosen.simulation
     config = question.packing.limited(one.settings)
     config = replace(
         config, packs_per_step=one.packs_per_step, packing_drop_last=False
@@ -93,7 +93,7 @@ def _swept(
 
     simulations = swept(question, limits)
     kept = acceptable(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
-    if any(simulations[at].fits for at in kept):
+    if any(one.fits for one in kept):
         return question, simulations, None
     room = make_room(question, simulations)
     question = replace(question, setup=room.setup, requested=question.setup)
@@ -109,12 +109,13 @@ def _findings(
     plan: PackPlan,
 ) -> Findings:
     """Everything that the recommendation is made from, beside the sweep."""
-    epoch, config, chosen = plan.epoch(0), plan.config, simulations[choice.simulation]
+    epoch, config, chosen = plan.epoch(0), plan.config, choice.simulation
     passes = pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
     packed = pack_rows(question, config)
     if question.rows.scale != 1:
         whole = _of_whole_plan(question, chosen, plan, passes)
         simulations = tuple(whole if one is chosen else one for one in simulations)
+        choice = replace(choice, simulation=whole)
     best = best_padded(question, packed.samples, packed.dropped)
     return Findings(
         question=question,

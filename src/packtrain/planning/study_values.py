@@ -108,6 +108,11 @@ class Simulation:
     idle: float = 0.0  # share of the GPUs' passes that get no pack, since a step has whole packs
 
     @property
+    def dropped_share(self) -> float:
+        """Samples that are in no pack, of all."""
+        return self.samples_dropped / (self.samples_packed + self.samples_dropped)
+
+    @property
     def name(self) -> str:
         """Its settings in words."""
         return limits_text(self.packing_length, self.limits)
