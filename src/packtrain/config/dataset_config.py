@@ -16,7 +16,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import kept_apart
 from packtrain.core.user_code import from_anywhere, without_folder
 from packtrain.core.values import MediaLimits
-from packtrain.families.encoder import LossOn
+from packtrain.families.layout import LossOn
 from packtrain.families.model_folder import known_as
 from packtrain.families.registry import load_plugins
 from packtrain.measuring.request import Filters
