@@ -42,7 +42,7 @@ class Findings:
     @property
     def chosen(self) -> Simulation:
         """The recommended simulation."""
-        return self.simulations[self.choice.simulation]
+        return self.choice.simulation
 
     @property
     def config(self) -> PackingConfig:
@@ -86,7 +86,7 @@ def recommend(findings: Findings, advice: tuple[str, ...], trouble: tuple[Troubl
     return Recommendation(
         packing=packed,
         verdict=_verdict(findings) if packed else _do_not_pack(findings),
-        simulation=findings.choice.simulation,
+        simulation=findings.simulations.index(findings.chosen),
         config=packed_config(draft) if packed else padded_config(draft, best),
         base=findings.question.base,
         reasons=_packed_reasons(draft, findings.choice.reason) if packed else _padded_reasons(draft, best),
@@ -176,17 +176,17 @@ def _rule_of_thumb(findings: Findings) -> str:
 
 
 def _alternatives(findings: Findings, draft: ConfigDraft) -> tuple[Alternative, ...]:
-    chosen = findings.choice.simulation
-    more = efficient(findings.simulations, chosen)
-    less = conservative(findings.simulations, chosen, besides=more.simulation if more else None)
+    simulations, chosen = findings.simulations, findings.chosen
+    more = efficient(simulations, chosen)
+    less = conservative(simulations, chosen, besides=more.simulation if more else None)
     named: tuple[tuple[Literal["efficient", "conservative"], Choice | None], ...]
     named = (("efficient", more), ("conservative", less))
     return tuple(
         Alternative(
             name=name,
-            simulation=other.simulation,
+            simulation=simulations.index(other.simulation),
             reason=other.reason,
-            config=packed_config(replace(draft, simulation=findings.simulations[other.simulation])),
+            config=packed_config(replace(draft, simulation=other.simulation)),
         )
         for name, other in named
         if other is not None
@@ -296,7 +296,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     question, one = draft.question, draft.simulation
     baseline, gpus, before = question.baseline, question.setup.gpus, question.samples_per_step
     packs = counted(one.packs_per_step, "pack")
-    source = "asked for" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
+    source = "requested" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
     size = (
         f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
         f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "

@@ -16,7 +16,7 @@ from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.model_parts import part_of_weight, transformers_model
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 from packtrain.verifying.compare import (
     FP32_TOLERANCE,
     GRADIENT_FLOOR,
@@ -68,7 +68,7 @@ def compare_training_loss(
     backward: bool = True,
     smoothing: float = 0.0,
     runs: int = 0,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """The loss of a packed row as training takes it, where it is taken, and its gradients.
 
     Gradients of the samples alone are taken off those of the row in place, so that there never are two of them: what
@@ -101,8 +101,8 @@ def compare_training_loss(
     finally:
         model.zero_grad()
     allowed, expected = tolerance_of(dtype), sum(part for _, part in each) / whole
-    findings = [
-        Finding(
+    checks = [
+        CheckResult(
             check="training loss",
             difference=abs(found - expected) / max(1.0, abs(expected)),
             allowed=allowed.loss,
@@ -110,12 +110,12 @@ def compare_training_loss(
         )
     ]
     if taken_at is not None:
-        findings.append(
+        checks.append(
             _compare_positions(samples, starts_of(samples, collate), taken_at, [losses for losses, _ in each])
         )
     if backward and (before or after):  # a loss without gradients is one that the samples alone have
-        findings.append(_compare_norms(before, after, dtype, allowed.gradients))
-    return findings
+        checks.append(_compare_norms(before, after, dtype, allowed.gradients))
+    return checks
 
 
 def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract, smoothing: float) -> Tensor:
@@ -184,7 +184,7 @@ def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
 
 def _compare_positions(
     samples: Sequence[EncodedSample], starts: Sequence[int], found: Tensor, losses: Sequence[Tensor]
-) -> Finding:
+) -> CheckResult:
     """Loss is taken at each supervised token and nowhere else: exact in any precision."""
     expected, sure = torch.zeros_like(found), torch.zeros_like(found)
     for sample, start, lost in zip(samples, starts, losses, strict=False):
@@ -195,7 +195,7 @@ def _compare_positions(
     where = ""
     if wrong:
         where = f"token {wrong[0]} of the row {'carries' if found[wrong[0]] else 'carries no'} loss"
-    return Finding(check="training loss, tokens", difference=float(len(wrong)), allowed=0.0, where=where)
+    return CheckResult(check="training loss, tokens", difference=float(len(wrong)), allowed=0.0, where=where)
 
 
 def _norms(model: Any) -> dict[str, float]:
@@ -208,7 +208,9 @@ def _norms(model: Any) -> dict[str, float]:
     return {name: float(norm) for name, norm in found.items()}
 
 
-def _compare_norms(before: dict[str, float], after: dict[str, float], dtype: torch.dtype, allowed: float) -> Finding:
+def _compare_norms(
+    before: dict[str, float], after: dict[str, float], dtype: torch.dtype, allowed: float
+) -> CheckResult:
     """What remains after subtraction; of each tensor, or in half precision of each part of the model as one vector."""
     if dtype not in (torch.float32, torch.float64):
         before, after = _by_part(before), _by_part(after)

@@ -12,7 +12,7 @@ from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
-from packtrain.verifying.check_result import Priced
+from packtrain.verifying.check_result import PricedSample
 from packtrain.verifying.quick import kind_of
 
 MOST_LOOKED_AT = 500  # entries of the data
@@ -22,7 +22,7 @@ LONGEST = 16_384  # tokens of the longest sample, which is run forward only
 
 def user_samples(
     request: Request, encoder: SampleEncoder, count: int, room: int | None = None
-) -> tuple[list[Priced], EncodedSample | None]:
+) -> tuple[list[PricedSample], EncodedSample | None]:
     """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.
 
     None where the longest is among them. `room` is the longest row that the model takes.
@@ -30,7 +30,7 @@ def user_samples(
     most, most_alone = (min(bound, room or bound) for bound in (MOST_TOKENS, LONGEST))
     rule = FamilyRule(request)
     measurer = Measurer(request, rule)
-    found: dict[str, list[Priced]] = {}
+    found: dict[str, list[PricedSample]] = {}
     looked_at = 0
     longest: tuple[int, EncodedSample | None] = (0, None)
     for entry, source in islice(_entries(request), MOST_LOOKED_AT):
@@ -48,7 +48,7 @@ def user_samples(
         if cost.tokens > longest[0]:
             longest = cost.tokens, sample
         if small:
-            found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
+            found.setdefault(kind, []).append(PricedSample(sample=sample, cost=cost))
     chosen = _of_every_kind(found, count, most)
     if len(chosen) < 2:
         raise DataError(
@@ -66,9 +66,9 @@ def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
             yield entry, unit.source
 
 
-def _of_every_kind(found: dict[str, list[Priced]], count: int, most: int) -> list[Priced]:
+def _of_every_kind(found: dict[str, list[PricedSample]], count: int, most: int) -> list[PricedSample]:
     """One of each kind in turn, within the bound on tokens."""
-    chosen: list[Priced] = []
+    chosen: list[PricedSample] = []
     queues = [list(queue) for queue in found.values()]
     while len(chosen) < count and any(queues):
         for queue in queues:
