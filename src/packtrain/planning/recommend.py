@@ -296,7 +296,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     question, one = draft.question, draft.simulation
     baseline, gpus, before = question.baseline, question.setup.gpus, question.samples_per_step
     packs = counted(one.packs_per_step, "pack")
-    source = "asked for" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
+    source = "requested" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
     size = (
         f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
         f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "

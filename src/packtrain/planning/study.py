@@ -239,26 +239,28 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         "Time is predicted with " + ("coefficients fitted to this machine." if fitted else "default coefficients."),
         "Memory is estimated with "
         + ("coefficients fitted to this GPU." if question.memory.fitted else "default coefficients."),
-        f"The model's shape was counted from its {question.shape.counted_from}.",
+        f"Parameters were counted from the model's {question.shape.counted_from}.",
         *question.shape.notes,
-        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is that of a pack with the most of "
-        "everything, which no single pack may have.",
+        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is estimated for a pack with the "
+        "maximum of every resource, which no single pack may reach.",
         "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
         f"{question.baseline.described}.",
-        f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
+        f"Packs are assumed to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
         f"{_layers(question.baseline.compiled)} ones; unless training.compile is set, packtrain train compiles "
         "layers for packs on a GPU and not for padded batches.",
     ]
     if question.rows.scale != 1:
         notes.append(
             f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
-            "random, and scaled; the recommended packing was made from all."
+            "random, and scaled; the recommended packing was computed on all rows."
         )
     images = question.rows.samples["images"]
     if np.any(images > 1):
-        notes.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
+        notes.append(
+            "Attention in the vision encoder is estimated as if all images of a sample were as large as its largest."
+        )
     if question.packing.packing_drop_last:
-        notes.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
+        notes.append("Counts ignore packing_drop_last, which leaves out less than one step of every epoch.")
     if question.gpu.notes:
         notes.append(f"{question.gpu.name}: {question.gpu.notes}.")
     return (*notes, *unread_note(table.summary.unread))

@@ -201,7 +201,7 @@ class MemoryReport:
     gpu_bytes: int
     usable_bytes: int  # what may be used: a plan that needs more does not fit
     estimate: MemoryEstimate
-    beside: tuple[Beside, ...] = ()  # as asked for, where that does not fit; the padded run
+    beside: tuple[Beside, ...] = ()  # the requested setup, where that does not fit; the padded run
     vision_layer: Mapping[str, int] = field(default_factory=dict)  # bytes that one layer of the encoder keeps, by part
     vision_layers: int = 0
     comfortable: Combination | None = None  # where the recommended setup leaves little room
