@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from packtrain.app.train.forecast import (
-    Machine,
     batch_rows,
     disk_warning,
     heaviest,
-    machine_of,
     memory_warning,
+    model_prediction,
     predict_run,
 )
 from packtrain.app.train.prepare import Prepared, prepare
@@ -29,6 +28,7 @@ from packtrain.packing.schedule import EMPTY
 from packtrain.predicting.host import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory
 from packtrain.records.synthetic import write_dataset
+from packtrain.training.predictions import ModelPrediction
 
 H200 = "NVIDIA H200"
 
@@ -56,8 +56,8 @@ def made(folder: Path, *overrides: str) -> Prepared:
     return prepare(resolve_run(config, world=1, overrides=overrides))
 
 
-def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> Machine:
-    found = machine_of(prepared, gpu=H200, attention="varlen", compiled=compiled, bf16=True)
+def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> ModelPrediction:
+    found = model_prediction(prepared, gpu=H200, attention="varlen", compiled=compiled, bf16=True)
     assert found is not None
     assert found.gpu is not None
     return found if memory is None else replace(found, gpu=replace(found.gpu, memory_bytes=memory))

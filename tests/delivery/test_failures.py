@@ -78,7 +78,7 @@ def test_resuming_at_every_step_gives_the_same_ledger_and_totals(tmp_path: Path)
         again = FailureWatch(1.0, path)
         again.load_state_dict(state)
         train(again, work[step:])
-        again.decide(whole=True)
+        again.finish()
         assert path.read_bytes() == content, f"resume at step {step} diverges"
         assert again.state_dict() == end
 

@@ -232,9 +232,6 @@ def _patch_size(config: Mapping[str, Any]) -> int:
     return int(side[0] if isinstance(side, (list, tuple)) else side)
 
 
-# ---- what the batch does not have: which medium a token belongs to
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Encoded:
     """What is known about an encoded sample beside its tensors."""
@@ -305,9 +302,6 @@ def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int 
         assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, but its media have {counts}"
         numbers[places] = np.repeat([medium.number for medium in own], counts) if own else 0
     return [number or None for number in numbers.tolist()]
-
-
-# ---- the batch
 
 
 def _inspected(
@@ -397,9 +391,6 @@ def _tokens(
             zip(ids, labels, positions, owners, strict=True)
         )
     )
-
-
-# ---- the text of single tokens
 
 
 TokenText = tuple[str | None, str | None]  # a text; or, of a part of a character, bytes in hexadecimal

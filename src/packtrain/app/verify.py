@@ -94,10 +94,10 @@ def verify(
         plugins=plugins_for(plugins, settings.model_type),
     )
     encoder = SampleEncoder(request)
-    progress("model")
+    progress("loading the model")
     loaded = _load(model, request.model, place, seed)
     contract = contract_for(loaded.config.to_dict())  # with the defaults that transformers adds
-    progress("samples")
+    progress("encoding samples")
     priced, longest = _samples(request, encoder, loaded.config, contract, samples, seed)
     packed = [one.sample for one in priced]
     chosen = choose_backend(loaded, contract) if attn_implementation == "auto" else attn_implementation

@@ -37,14 +37,14 @@ _SURE = 1e-3  # loss of a token below which its gradient may round to nothing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How far packed and alone may be apart, where both are rounded in the same precision."""
+    """How far packed and alone may differ in the same precision."""
 
     hidden: float  # norm of the difference over that of the sample alone; contamination is of the order of 1
     loss: float  # per token, over the loss where that is above 1
     gradients: float  # norm of the difference over the norm
 
 
-# Rounding grows with depth, and more so in gradients.
+# Rounding errors grow with depth, and more so in gradients.
 _TOLERANCES = {
     torch.float32: Tolerance(hidden=FP32_TOLERANCE, loss=FP32_TOLERANCE, gradients=10 * FP32_TOLERANCE),
     torch.float16: Tolerance(hidden=0.02, loss=0.005, gradients=0.2),
@@ -69,11 +69,11 @@ def compare_training_loss(
     smoothing: float = 0.0,
     runs: int = 0,
 ) -> list[CheckResult]:
-    """The loss of a packed row as training takes it, where it is taken, and its gradients.
+    """The trainer's loss of a packed row, its tokens with loss, and its gradients.
 
-    Gradients of the samples alone are taken off those of the row in place, so that there never are two of them: what
-    remains is the difference. `smoothing` is that of the labels. `runs` is the least number of samples alone: ranks of
-    a sharded model run equally many.
+    Gradients of the samples alone are subtracted in place from those of the row, which needs no second copy: what
+    remains is the difference. `smoothing` is label smoothing. `runs` is the least number of passes over samples alone:
+    ranks of a sharded model run the same number.
     """
     batch = as_trained(samples, collate)
     weights = _weights(batch, samples, collate)
@@ -113,7 +113,7 @@ def compare_training_loss(
         checks.append(
             _compare_positions(samples, starts_of(samples, collate), taken_at, [losses for losses, _ in each])
         )
-    if backward and (before or after):  # a loss without gradients is one that the samples alone have
+    if backward and (before or after):  # a missing gradient would show in the samples alone
         checks.append(_compare_norms(before, after, dtype, allowed.gradients))
     return checks
 
@@ -145,7 +145,7 @@ def _cross_entropies(logits: Tensor, targets: Tensor, smoothing: float) -> Tenso
 
 
 def _weights(batch: Any, samples: Sequence[EncodedSample], collate: Collate) -> list[Tensor]:
-    """Of every supervised token of each sample: those of the batch, or 1."""
+    """The loss weights of the supervised tokens of each sample: those of the batch, or 1."""
     given = batch.get(LOSS_WEIGHTS)
     rows = split(given[0], samples, collate) if given is not None else [torch.ones(len(sample)) for sample in samples]
     return [row[1:][sample.labels[1:] != IGNORED].float() for row, sample in zip(rows, samples, strict=True)]
@@ -176,7 +176,7 @@ def _head_input(model: Any) -> Iterator[list[Tensor]]:
 
 
 def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
-    """Tokens of the row whose hidden states the loss depends on; None where that is not known."""
+    """Tokens of the row whose hidden states the loss depends on; None if unknown."""
     if len(into_head) != 1 or into_head[0].grad is None:
         return None
     return (into_head[0].grad.flatten(0, -2) != 0).any(-1).cpu()
@@ -185,12 +185,12 @@ def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
 def _compare_positions(
     samples: Sequence[EncodedSample], starts: Sequence[int], found: Tensor, losses: Sequence[Tensor]
 ) -> CheckResult:
-    """Loss is taken at each supervised token and nowhere else: exact in any precision."""
+    """Exactly the supervised tokens have loss, in any precision."""
     expected, sure = torch.zeros_like(found), torch.zeros_like(found)
     for sample, start, lost in zip(samples, starts, losses, strict=False):
         places = start + (sample.labels[1:] != IGNORED).nonzero().flatten()
         expected[places] = True
-        sure[places] = lost.cpu() < _SURE  # its gradient may be nothing
+        sure[places] = lost.cpu() < _SURE  # its gradient may round to 0
     wrong = ((found != expected) & ~sure).nonzero().flatten().tolist()
     where = ""
     if wrong:
@@ -199,7 +199,7 @@ def _compare_positions(
 
 
 def _norms(model: Any) -> dict[str, float]:
-    """Of every gradient; of this rank's part of it, where it is shared out."""
+    """The norm of every gradient; of this rank's shard where it is sharded."""
     found = {}
     for name, weight in model.named_parameters():
         if weight.grad is not None:
@@ -211,7 +211,7 @@ def _norms(model: Any) -> dict[str, float]:
 def _compare_norms(
     before: dict[str, float], after: dict[str, float], dtype: torch.dtype, allowed: float
 ) -> CheckResult:
-    """What remains after subtraction; of each tensor, or in half precision of each part of the model as one vector."""
+    """The difference after subtraction: by tensor, or in half precision by part of the model."""
     if dtype not in (torch.float32, torch.float64):
         before, after = _by_part(before), _by_part(after)
     floor = GRADIENT_FLOOR * (max(before.values(), default=0.0) or max(after.values(), default=0.0))

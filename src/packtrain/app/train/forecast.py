@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,12 +20,14 @@ from packtrain.packing.schedule import Schedule
 from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, padded_batches
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
-from packtrain.predicting.gpus import Gpu, find_gpu
+from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.host import host_needs
-from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
+from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
-from packtrain.predicting.time import Coefficients
-from packtrain.predicting.values import Load, ModelShape, TrainingSetup
+from packtrain.predicting.values import Load
+
+if TYPE_CHECKING:
+    from packtrain.training.predictions import ModelPrediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,24 +45,12 @@ class PredictedRun:
     fitted: bool  # coefficients come from a calibration of this GPU
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """What predictions need: the model, how it is trained, the GPU and the coefficients."""
+def model_prediction(
+    prepared: Prepared, *, gpu: str | None, attention: str, compiled: bool, bf16: bool
+) -> ModelPrediction | None:
+    """What predicts the model on this GPU; None where the model's shape is unknown."""
+    from packtrain.training.predictions import ModelPrediction
 
-    shape: ModelShape
-    setup: TrainingSetup
-    gpu: Gpu | None
-    time: Coefficients | None = None
-    memory: MemoryCoefficients = DEFAULT_COEFFICIENTS
-
-    @property
-    def fitted(self) -> bool:
-        """Do time and memory come from a calibration?"""
-        return self.memory.fitted and self.time is not None and self.time.fitted
-
-
-def machine_of(prepared: Prepared, *, gpu: str | None, attention: str, compiled: bool, bf16: bool) -> Machine | None:
-    """The model on this GPU; None where the model's shape is unknown."""
     run = prepared.run
     try:
         shape = read_shape(resolve(run.model.name, cache_dir() / "models"))
@@ -74,40 +65,40 @@ def machine_of(prepared: Prepared, *, gpu: str | None, attention: str, compiled:
     )
     setup = replace(run.setup, attention=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
     if known is None:
-        return Machine(shape=shape, setup=setup, gpu=None)
+        return ModelPrediction(shape=shape, setup=setup)
     time, memory, _ = coefficients_for(known, compiled=compiled)
-    return Machine(shape=shape, setup=setup, gpu=known, time=time, memory=memory)
+    return ModelPrediction(shape=shape, setup=setup, gpu=known, time=time, memory=memory)
 
 
 def predict_run(
-    prepared: Prepared, machine: Machine | None, *, workers: int = 0, prefetch: int = 2
+    prepared: Prepared, model: ModelPrediction | None, *, workers: int = 0, prefetch: int = 2
 ) -> PredictedRun | None:
     """The first epoch's speed and the worst batch's memory; None without a known GPU, or without measured data."""
-    if machine is None or machine.gpu is None or prepared.run.data.online:
+    if model is None or model.gpu is None or prepared.run.data.online:
         return None
     numbers, rows = prepared.numbers, prepared.run.data.rows_per_batch
-    passes = _passes(prepared, machine)
-    clock = Clock(shape=machine.shape, setup=machine.setup, gpu=machine.gpu, coefficients=machine.time)
+    passes = _passes(prepared, model)
+    clock = Clock(shape=model.shape, setup=model.setup, gpu=model.gpu, coefficients=model.time)
     per_step = -(-numbers.packs_per_step // rows)
     seconds = clock.epoch(passes, per_step, packs=True)
-    model, worst = (machine.shape, machine.setup), heaviest(prepared, machine)
+    worst = heaviest(prepared, model)
     return PredictedRun(
-        gpu=machine.gpu.name,
+        gpu=model.gpu.name,
         tokens_per_second=numbers.tokens / seconds,
         step_seconds=seconds / numbers.steps_per_epoch,
         run_seconds=seconds / numbers.steps_per_epoch * numbers.steps,
-        memory_bytes=estimate_memory(*model, worst, machine.memory).total,
-        gpu_bytes=machine.gpu.memory_bytes,
+        memory_bytes=estimate_memory(model.shape, model.setup, worst, model.memory).total,
+        gpu_bytes=model.gpu.memory_bytes,
         host_bytes=host_needs(
-            shape=machine.shape,
-            setup=machine.setup,
+            shape=model.shape,
+            setup=model.setup,
             load=worst,
             workers=workers,
             prefetch=prefetch,
             gpus_per_node=min(prepared.run.world, GPUS_PER_NODE),
         ).memory_bytes,
-        fitting_tokens=largest_tokens(*model, machine.gpu.memory_bytes, worst, machine.memory),
-        fitted=machine.fitted,
+        fitting_tokens=model.fitting(worst, model.gpu.memory_bytes),
+        fitted=model.memory.fitted and model.time is not None and model.time.fitted,
     )
 
 
@@ -128,13 +119,13 @@ def memory_warning(predicted: PredictedRun | None, prepared: Prepared) -> tuple[
     return (f"{needs}: {fix}",)
 
 
-def heaviest(prepared: Prepared, machine: Machine) -> Load:
+def heaviest(prepared: Prepared, model: ModelPrediction) -> Load:
     """The largest of everything that a batch of the run has: epochs differ in what meets in one."""
-    epochs = [_passes(prepared, machine, epoch).worst() for epoch in range(prepared.dataset.plan.num_epochs)]
+    epochs = [_passes(prepared, model, epoch).worst() for epoch in range(prepared.dataset.plan.num_epochs)]
     return Load(**{name: max(getattr(one, name) for one in epochs) for name in FIELDS})
 
 
-def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> PassColumns:
+def _passes(prepared: Prepared, model: ModelPrediction, epoch: int = 0) -> PassColumns:
     """The batches of an epoch in their order; padded ones are as long as their longest row."""
     packs, schedule = prepared.dataset.plan.epoch(epoch), prepared.dataset.schedule
     rows = prepared.run.data.rows_per_batch
@@ -143,7 +134,7 @@ def _passes(prepared: Prepared, machine: Machine, epoch: int = 0) -> PassColumns
     if prepared.run.data.packing:
         passes = pack_passes(loads)
         # Compiled layers get rows of one shape.
-        return passes.filled(prepared.numbers.packing_length) if machine.setup.compiled else passes
+        return passes.filled(prepared.numbers.packing_length) if model.setup.compiled else passes
     return padded_batches(loads, starts)
 
 
@@ -157,16 +148,16 @@ def batch_rows(schedule: Schedule, rows: int, epoch: int = 0) -> tuple[np.ndarra
     return order, np.concatenate([first + starts.clip(min=0) for first, starts in within])
 
 
-def disk_warning(course: Course, machine: Machine | None, folder: Path) -> tuple[str, ...]:
+def disk_warning(course: Course, model: ModelPrediction | None, folder: Path) -> tuple[str, ...]:
     """A warning where checkpoints and weights are not expected to fit on the run's disk.
 
     A disk without room for one checkpoint or the final weights is refused: nothing of the run could be kept.
     """
-    if machine is None:
+    if model is None:
         return ()
     kept = course.saved_times if course.kept is None else min(course.kept, course.saved_times)
     no_load = Load(tokens=0, squared_tokens=0, longest=0)
-    needs = host_needs(shape=machine.shape, setup=machine.setup, load=no_load, workers=0, checkpoints_kept=kept)
+    needs = host_needs(shape=model.shape, setup=model.setup, load=no_load, workers=0, checkpoints_kept=kept)
     parts = {part.name: part for part in needs.disk}
     saved, final = parts["checkpoints"].bytes, parts["final weights"].bytes
     free = free_bytes(folder) + _checkpoint_bytes(folder)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.forecast import Machine, disk_warning, heaviest, machine_of, memory_warning, predict_run
+from packtrain.app.train.forecast import disk_warning, heaviest, memory_warning, model_prediction, predict_run
 from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
 from packtrain.app.train.resume import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.modeling.preparation import ReadyModel
     from packtrain.training.callbacks import RunWatch
     from packtrain.training.checkpoints import Checkpoint
+    from packtrain.training.predictions import ModelPrediction
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
     from packtrain.verifying.check_result import CheckReport
@@ -70,8 +71,8 @@ class Session:
 
     prepared: Prepared
     here: ProcessPlace
-    made: ReadyModel
-    machine: Machine | None
+    loaded: ReadyModel
+    prediction: ModelPrediction | None
     args: TrainingArguments
     checkpoint: Checkpoint | None
     ready: ReadyRun
@@ -109,7 +110,7 @@ class Session:
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
             check_length(checkpoint.step, prepared.numbers.steps)
         progress("loading the model")
-        made = ready_model(
+        loaded = ready_model(
             run.model,
             run.setup,
             device=device,
@@ -118,18 +119,18 @@ class Session:
             compile=run.step.compile,
         )
         # Those of rank 0: other ranks may get their weights from it later.
-        frozen = gather_values(frozen_state(made.model))[0] if run.model.has_adapters else {}
+        frozen = gather_values(frozen_state(loaded.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = machine_of(
-            prepared, gpu=gpu, attention=made.attn_implementation, compiled=made.compiled, bf16=made.is_half
+        prediction = model_prediction(
+            prepared, gpu=gpu, attention=loaded.attn_implementation, compiled=loaded.compiled, bf16=loaded.is_half
         )
-        masters = made.trains_half and run.setup.has_masters
+        masters = loaded.trains_half and run.setup.has_masters
         notes = list(run.notes)
         if run.arguments.get("tf32") and device.type == "cpu":
             notes.append(_NO_TF32)
-        if made.trains_half and not masters:
+        if loaded.trains_half and not masters:
             notes.append(_ROUNDED)
         if checkpoint is not None:
             notes += [f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over]
@@ -139,14 +140,14 @@ class Session:
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
             notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
-        predicted = predict_run(prepared, machine, workers=workers, prefetch=prefetch)
+        predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
         course = course_of(
             args,
             run,
             steps=prepared.numbers.steps,
             epochs=prepared.numbers.epochs,
-            learns=[one.name for one in made.trainable if one.trained],
-            dtype=str(made.dtype).removeprefix("torch."),
+            learns=[one.name for one in loaded.trainable if one.trained],
+            dtype=str(loaded.dtype).removeprefix("torch."),
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
             progress("checking packing on the model")
@@ -156,23 +157,23 @@ class Session:
             done=prepared.done,
             notes=(*notes, *course.notes),
             warnings=prepared.warnings,
-            risks=(*memory_warning(predicted, prepared), *disk_warning(course, machine, run.folder)),
+            risks=(*memory_warning(predicted, prepared), *disk_warning(course, prediction, run.folder)),
             course=course,
-            attn_implementation=made.attn_implementation,
-            parts=made.trainable,
-            dtype=str(made.dtype).removeprefix("torch."),
+            attn_implementation=loaded.attn_implementation,
+            parts=loaded.trainable,
+            dtype=str(loaded.dtype).removeprefix("torch."),
             masters=masters,
-            compiled=made.compiled,
-            proof=_check_packing(prepared, made, device),
+            compiled=loaded.compiled,
+            proof=_check_packing(prepared, loaded, device),
             expected=predicted,
-            batches=_first_batches(prepared, made, here.world, batch_stats) if here.first else (),
+            batches=_first_batches(prepared, loaded, here.world, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
         )
         return cls(
             prepared=prepared,
             here=here,
-            made=made,
-            machine=machine,
+            loaded=loaded,
+            prediction=prediction,
             args=args,
             checkpoint=checkpoint,
             ready=ready,
@@ -322,22 +323,14 @@ class Session:
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
         from packtrain.delivery.loader.failures import FailureWatch
         from packtrain.training.meter import StepMeter
-        from packtrain.training.predictions import ModelPrediction
         from packtrain.training.trainer import PackedTrainer
 
-        prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
+        prepared, run, loaded = self.prepared, self.prepared.run, self.loaded
         if (logs := run.config.training.logging_dir) is not None:
             os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))
-        evaluation, predicted = prepared.evaluation, None
-        if machine is not None:
-            predicted = ModelPrediction(
-                shape=machine.shape,
-                setup=machine.setup,
-                gpu=machine.gpu,
-                time=machine.time,
-                memory=machine.memory,
-                heaviest=None if run.data.online else heaviest(prepared, machine),
-            )
+        evaluation, predicted = prepared.evaluation, self.prediction
+        if predicted is not None and not run.data.online:
+            predicted = replace(predicted, heaviest=heaviest(prepared, predicted))
         meter = StepMeter(
             model=predicted,
             world=self.here.world,
@@ -345,15 +338,15 @@ class Session:
             capacity=prepared.numbers.packing_length if run.data.packing else None,
         )
         return PackedTrainer(
-            model=made.model,
+            model=loaded.model,
             args=self.args,
             train_dataset=prepared.dataset,
-            data_collator=_collator(prepared, prepared.dataset, made),
+            data_collator=_collator(prepared, prepared.dataset, loaded),
             eval_dataset=evaluation,
-            eval_collator=_collator(prepared, evaluation, made) if evaluation is not None else None,
+            eval_collator=_collator(prepared, evaluation, loaded) if evaluation is not None else None,
             step=run.step,
             meter=meter,
-            on_host=made.on_host,
+            on_host=loaded.on_host,
             on_step=watch.on_step,
             # With several processes the model is checked as it is wrapped.
             first_check=run.quick_check and self.here.world > 1,
@@ -402,13 +395,13 @@ def _ended(trainer: PackedTrainer) -> tuple[str, str]:
     return "complete", ""
 
 
-def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
+def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:
     from packtrain.modeling.preparation import collator_of, static_shapes
 
     constant = None
-    if made.compiled and dataset.config.packing:
+    if loaded.compiled and dataset.config.packing:
         constant = static_shapes(prepared.numbers.packing_length)
-    return collator_of(dataset, made, prepared.run.step.loss_weighting, constant)
+    return collator_of(dataset, loaded, prepared.run.step.loss_weighting, constant)
 
 
 def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
@@ -422,7 +415,7 @@ def _inputs(dataset: Dataset) -> Mapping[str, Any]:
     return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
 
 
-def _check_packing(prepared: Prepared, made: ReadyModel, device: torch.device) -> CheckReport | None:
+def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device) -> CheckReport | None:
     """Compare packed samples with each of them alone, on the model as it is trained; raises where they differ.
 
     None where rows are padded or the check is off, and where weights are sharded: the model may be too large for one
@@ -436,25 +429,25 @@ def _check_packing(prepared: Prepared, made: ReadyModel, device: torch.device) -
     run = prepared.run
     if not (run.quick_check and run.data.packing) or run.shares_weights:
         return None
-    made.model.to(device)
-    ready_for_steps(made.model, run.step.vision_batch_patches)
+    loaded.model.to(device)
+    ready_for_steps(loaded.model, run.step.vision_batch_patches)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
-    losses = losses_of(made.model, run.step, smoothing)
+    losses = losses_of(loaded.model, run.step, smoothing)
     return check_first_batch(
-        made.model,
+        loaded.model,
         prepared.dataset,
-        _collator(prepared, prepared.dataset, made),
-        config=made.model.config,
+        _collator(prepared, prepared.dataset, loaded),
+        config=loaded.model.config,
         rank=0,  # all processes check the same samples
         world=1,
         training=Training(loss=loss_on(losses, device), smoothing=smoothing),
     )
 
 
-def _first_batches(prepared: Prepared, made: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
+def _first_batches(prepared: Prepared, loaded: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
     """The first batches of every rank, decoded as in training."""
     if not count:
         return ()
-    collate = _collator(prepared, prepared.dataset, made)
+    collate = _collator(prepared, prepared.dataset, loaded)
     loaders = (prepared.dataset.loader(collate, rank=rank, world=world, span="run") for rank in range(world))
     return tuple(tuple(batch.info for batch in islice(loader, count)) for loader in loaders)

@@ -86,6 +86,10 @@ class FailureWatch:
             self._require_budget()
         return self.verdict
 
+    def finish(self, group: ProcessGroup | None = None) -> FailureVerdict:
+        """The last decision of a run, however small it was."""
+        return self.decide(group, whole=True)
+
     @property
     def verdict(self) -> FailureVerdict:
         """Where the run stood at the last decision."""

@@ -393,4 +393,4 @@ class JointDecision(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Runs that end before their first epoch does; one that was asked to stop continues later."""
         if not self.votes:
-            self._failures.decide(whole=True)
+            self._failures.finish()
