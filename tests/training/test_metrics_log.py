@@ -184,7 +184,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 def test_no_step_is_written_twice(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "m.jsonl")
     log.step(step_of(2))
-    with pytest.raises(AssertionError, match="behind step 2"):
+    with pytest.raises(AssertionError, match="after step 2"):
         log.step(step_of(2))
 
 

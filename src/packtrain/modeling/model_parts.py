@@ -14,6 +14,7 @@ from packtrain.families.registry import find_family
 from packtrain.predicting.weights import part_of
 
 HALF = (torch.bfloat16, torch.float16)
+Arguments = dict[str, Any]  # the keyword arguments of a forward pass, in a hook
 PARTS = ("language", "vision", "projector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")
@@ -28,7 +29,7 @@ class ModelParts:
     vision: nn.Module | None
 
     def projector(self) -> list[nn.Parameter]:
-        """What stands beside both; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
+        """What is in neither; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
         if self.vision is None:
             return []
         inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}

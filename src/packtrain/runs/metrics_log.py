@@ -12,7 +12,6 @@ known is null.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +21,15 @@ from typing import Any, BinaryIO, Self
 
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.history import EarlyWarning
-from packtrain.runs.step_metrics import NOT_FINITE, EvalMetrics, StepMetrics, eval_from_plain, step_from_plain, to_plain
+from packtrain.runs.step_metrics import (
+    EvalMetrics,
+    StepMetrics,
+    eval_from_plain,
+    named_numbers,
+    numbers_of_names,
+    step_from_plain,
+    to_plain,
+)
 
 METRICS = "metrics.jsonl"
 VERSION = 1
@@ -175,9 +182,9 @@ def read_metrics(path: str | Path) -> Metrics:
         try:
             kind = values["kind"]
             if kind == "step":
-                steps.append(step_from_plain(_finite(values)))
+                steps.append(step_from_plain(numbers_of_names(values)))
             elif kind == "eval":
-                evaluations.append(eval_from_plain(_finite(values)))
+                evaluations.append(eval_from_plain(numbers_of_names(values)))
             elif kind == "warning":
                 warnings.append(_warning(values))
             else:
@@ -200,7 +207,7 @@ def _kept(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | No
         if values.get("kind") == "step":
             # A line that cannot be read stays where it is: readers pass it over.
             with suppress(KeyError, TypeError):
-                last = step_from_plain(_finite(values))
+                last = step_from_plain(numbers_of_names(values))
         kept = end
     return kept, last
 
@@ -242,27 +249,9 @@ def _warning(values: Mapping[str, Any]) -> EarlyWarning:
 
 
 def _line(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_named(values), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def _named(value: Any) -> Any:
-    """Numbers that JSON has no sign for, by name."""
-    if isinstance(value, Mapping):
-        return {name: _named(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_named(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def _finite(value: Any) -> Any:
-    """The names back to numbers."""
-    if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return (json.dumps(named_numbers(values), ensure_ascii=False, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 def _cut(stream: BinaryIO, size: int) -> None:

@@ -281,3 +281,23 @@ def _plain(value: object) -> Plain:
         return [float(number) for number in value]
     assert value is None or isinstance(value, str | int | float), type(value)
     return value
+
+
+def named_numbers(value: Any) -> Any:
+    """For JSON, which has no sign for numbers that are not finite: they get names."""
+    if isinstance(value, Mapping):
+        return {name: named_numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [named_numbers(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def numbers_of_names(value: Any) -> Any:
+    """The names back to numbers."""
+    if isinstance(value, Mapping):
+        return {name: numbers_of_names(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [numbers_of_names(inner) for inner in value]
+    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
