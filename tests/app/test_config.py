@@ -785,7 +785,7 @@ def test_a_file_has_no_parts(base: RunConfig, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_what_is_taken_makes_arguments_or_is_refused_by_name(base: RunConfig, tmp_path: Path) -> None:
-    from packtrain.app.train.session import accepted_arguments
+    from packtrain.app.train.trainer_arguments import accepted_arguments
 
     made = 0
     for key in SECTIONS["training"].known():

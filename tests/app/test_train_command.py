@@ -86,7 +86,7 @@ class TestBefore:
         code, out, _ = run("train", config, "--dry-run", "--json", "training.quick_check=false", *settings)
         said = json.loads(out)
         assert (code, said["model"]["dtype"], said["model"]["master_weights"]) == (0, "bfloat16", given)
-        assert any("rounded away" in note for note in said["notes"]) != given
+        assert any("round to zero" in note for note in said["notes"]) != given
 
     def test_one_of_a_thing_is_said_as_one(self, run: Run, config: Path, tmp_path: Path) -> None:
         """By every command that counts, and the mean length stands beside the longest."""
@@ -383,7 +383,7 @@ class TestRun:
         assert code == 0, err
         said = json.loads(out)
         assert said["numbers"]["packs_per_step"] == packs
-        assert any("effective_batch_size: 8 -> 20" in note and "not taken over" in note for note in said["notes"])
+        assert any("effective_batch_size: 8 -> 20" in note and "are ignored" in note for note in said["notes"])
         assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3, 4, 5]
 
     @pytest.mark.full
@@ -391,7 +391,7 @@ class TestRun:
         code, out, _ = run("train", config, "--resume", "--json")
         said = json.loads(out)
         assert code == 0
-        assert any("nothing to resume" in note and "begins again" in note for note in said["notes"])
+        assert any("nothing to resume" in note and "starts from the beginning" in note for note in said["notes"])
         assert said["outcome"]["status"] == "complete"
 
     @pytest.mark.full
@@ -436,7 +436,7 @@ class TestRun:
         for again in ((), ("--resume",)):
             code, out, err = run("train", config, *given, *stops, *again)
             assert code == 0, err
-            assert "complete (early stopping: no better in 1 evaluation): step 2 of 5" in " ".join(out.split())
+            assert "complete (early stopping: no improvement in 1 evaluation): step 2 of 5" in " ".join(out.split())
             assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2]
         assert (tmp_path / "out" / "checkpoint-2").is_dir()
 

@@ -490,8 +490,8 @@ def test_every_modality_is_looked_at(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.verdict is not None
     assert {name.split("(")[1].split(",")[0] for name in trainer.verdict.samples} >= {"text", "image"}
-    assert "neighbours, other pixels" in {finding.check for finding in trainer.verdict.findings}
-    assert "training gradients" in {finding.check for finding in trainer.verdict.findings}
+    assert "neighbours, other pixels" in {finding.check for finding in trainer.verdict.checks}
+    assert "training gradients" in {finding.check for finding in trainer.verdict.checks}
 
 
 def test_a_model_that_mixes_samples_does_not_start(tmp_path: Path) -> None:

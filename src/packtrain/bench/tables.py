@@ -33,9 +33,11 @@ def table_of(title: str, rows: Sequence[Any], *, only: Sequence[str] = ()) -> Ta
 
 
 def _cell(row: Any, name: str, form: str | Callable[[Any], str]) -> str:
-    """Empty where the value is not known."""
+    """Empty where a value that is only formatted is not known."""
+    if not isinstance(form, str):
+        return form(row)
     value = getattr(row, name)
-    return "" if value is None else form.format(value) if isinstance(form, str) else form(row)
+    return "" if value is None else form.format(value)
 
 
 # ---- bench loader
@@ -167,15 +169,8 @@ def show_train(result: Mapping[str, Any], console: Console) -> None:
         f"{result['model']} on {result['device']}: {result['samples']:,} samples of {result['mean_tokens']:,.0f} "
         f"tokens on average, an optimizer step about every {result['step_samples']} samples"
     )
-    names = [one.name for one in fields(_TrainLine) if one.name != "speed"]
-    lines = [
-        _TrainLine(
-            speed=row["error"] if "error" in row else f"{row['tokens_per_second']:,.0f}",
-            **{name: row.get(name) for name in names},
-        )
-        for row in result["rows"]
-    ]
-    console.print(table_of(title, lines))
+    names = [one.name for one in fields(_TrainLine)]
+    console.print(table_of(title, [_TrainLine(**{name: row.get(name) for name in names}) for row in result["rows"]]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +178,8 @@ class _TrainLine:
     """One way to train; one that did not run has the reason in place of its speed."""
 
     name: str = column("", "{}")
-    speed: str = column("tokens /s", "{}")
+    error: str | None
+    tokens_per_second: float | None = column("tokens /s", lambda row: row.error or f"{row.tokens_per_second:,.0f}")
     to_baseline: float | None = column("x baseline", "{:.2f}")
     to_yardstick: float | None = column("x yardstick", "{:.2f}")
     mfu: float | None = column("MFU", "{:.1%}")

@@ -233,16 +233,12 @@ def _bmp_complete(image: ImageFile, span: Span) -> bool:
     return bool(image.tile[0].offset + image.tile[0].args[1] * image.size[1] <= span.size)
 
 
-def _webp_complete(image: ImageFile, span: Span) -> bool:
-    """Where its sizes are as they should be, the decoder has walked the whole file when it was opened."""
-    return _webp_regular(span)
-
-
 _COMPLETE: Mapping[str, Callable[[ImageFile, Span], bool]] = {
     "JPEG": _jpeg_complete,
     "PNG": _png_complete,
     "BMP": _bmp_complete,
-    "WEBP": _webp_complete,
+    # Where its sizes are as they should be, the decoder has walked the whole file when it was opened.
+    "WEBP": lambda image, span: _webp_regular(span),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -35,22 +36,17 @@ from packtrain.records.formats.splits import INFO_FILE, SPLITS_FILE, STATE_FILE,
 from packtrain.records.mixture import MixtureItem, is_registry, mixture_error, read_mixture
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.decompression import SPOILING, SPOILT, file_blocks
-from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
+from packtrain.records.shards.remote import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.source import FORMATS, Entry, SourceSpec, Unit, open_format
 from packtrain.records.span import Plain
 
 # Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
 OF_ONE_RECORD = frozenset(
-    {jsonl.TOO_LONG, jsonl.NOT_UTF8, jsonl.NOT_JSON, jsonl.NOT_OBJECT, jsonl.TOO_DEEP}
-    | {
-        jsonl.LONE_SURROGATE,
-        jsonl.PACKED,
-        NOT_CSV,
-        "row cannot be read",
-        "link in archive",
-        "special file in archive",
-    }
-    | {"two members with the same extension", "member has no extension", "media member is too large", SPOILT}
+    (
+        *(jsonl.TOO_LONG, jsonl.NOT_UTF8, jsonl.NOT_JSON, jsonl.NOT_OBJECT, jsonl.TOO_DEEP, jsonl.LONE_SURROGATE),
+        *(jsonl.PACKED, NOT_CSV, "row cannot be read", "link in archive", "special file in archive", SPOILT),
+        *("two members with the same extension", "member has no extension", "media member is too large"),
+    )
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
@@ -176,7 +172,8 @@ def recognise(path: str) -> str:
             raise _nothing_there(path)
         return kind or recognise(next(file for file in matched if os.path.exists(file)))
     if os.path.isfile(path):
-        return MIXTURE if path.lower().endswith(YAML_ENDINGS) or is_registry(path) else _kind_of_file(path)
+        listed = path.lower().endswith(YAML_ENDINGS) or is_registry(path)
+        return MIXTURE if listed else _kind_of_content(_head(path), path)
     if is_hub_name(path):
         return "hf_dataset"
     raise _nothing_there(path)
@@ -265,11 +262,8 @@ def _default_name(path: str) -> str:
 
 def _free_name(name: str, taken: set[str]) -> str:
     """The name itself, or with -2, -3, ... where it is taken."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name}-{number}"
-    return free
+    names = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
+    return next(free for free in names if free not in taken)
 
 
 def _nothing_there(path: str) -> ConfigError:
@@ -339,11 +333,6 @@ def _holds_records(file: str, head: bytes) -> bool:
     return any(isinstance(one, list) and one and isinstance(one[0], dict) for one in lists)
 
 
-def _kind_of_file(path: str) -> str:
-    """The format of a file. What its first bytes say counts more than its name."""
-    return _kind_of_content(_head(path), path)
-
-
 def _head(path: str) -> bytes:
     """How a local file begins, decompressed."""
     head = b""
@@ -358,7 +347,7 @@ def _head(path: str) -> bytes:
 
 
 def _kind_of_content(head: bytes, path: str) -> str:
-    """The format of a file that begins so and is called so."""
+    """The format of a file. What its first bytes say counts more than its name."""
     named = kind_of_name(path)
     if head.startswith(b"PAR1"):
         return "parquet"

@@ -49,7 +49,6 @@ class Span:
         return cast(BinaryIO, io.BufferedReader(PlainFile(self, owned=self), 65536))
 
     def close(self) -> None:
-        """Give the descriptor back."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from packtrain.core.numbers import count, shown
-from packtrain.planning.choice import dropped_share
 from packtrain.planning.study_values import Group, PaddedRun, Simulation, Study
 
 Content = dict[str, Any]  # JSON: what is written, embedded and looked up by path
@@ -177,7 +176,7 @@ def _simulated(one: Simulation, epochs: int) -> Content:
         "real_tokens": real,
         "unused_tokens": capacity - real,
         "unused": json_value(1 - one.fill),
-        "dropped_share": json_value(dropped_share(one)),
+        "dropped_share": json_value(one.dropped_share),
         **_over_time(one, one.samples_packed, real, epochs),
     }
 

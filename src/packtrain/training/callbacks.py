@@ -18,7 +18,7 @@ from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.agreement import any_rank
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.monitors import Monitors
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 
 if TYPE_CHECKING:
     from packtrain.training.progress import TrainingProgress
@@ -186,9 +186,9 @@ class RunWatch(TrainerCallback):
         self._state: TrainerState | None = None
         self._saved = 0  # step of the newest checkpoint
 
-    def on_proof(self, verdict: Verdict) -> None:
+    def on_proof(self, verdict: CheckReport) -> None:
         """The check before the first step has passed."""
-        for line in verdict.passed_in_words():
+        for line in verdict.summary_lines():
             self._progress.note(f"packing check: {line}")
 
     def on_step(self, metrics: StepMetrics) -> None:

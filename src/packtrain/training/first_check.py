@@ -19,7 +19,7 @@ from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import kept_random_state
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.quick import RowRoom, Training, quick_check
 
 _PACKS = 8  # that are looked into for samples
@@ -35,7 +35,7 @@ def check_first_batch(
     rank: int,
     world: int,
     training: Training | None = None,
-) -> Verdict:
+) -> CheckReport:
     """The quick check on samples of this rank's first packs; all ranks end with an error when one of them fails.
 
     Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,

@@ -46,7 +46,7 @@ from packtrain.training.predictions import DeviceMemory, Failure, ModelPredictio
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.step_settings import StepSettings
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.quick import Training
 
 _METER = "packtrain.meter"  # its name in trainer_state.json
@@ -76,7 +76,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         step: StepSettings | None = None,
         meter: Meter | None = None,
         on_step: Callable[[Any], None] | None = None,
-        on_proof: Callable[[Verdict], None] | None = None,
+        on_proof: Callable[[CheckReport], None] | None = None,
         first_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
         memory_model: ModelPrediction | None = None,
@@ -117,7 +117,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
-        self.verdict: Verdict | None = None  # of the check before the first step
+        self.verdict: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
         self._reach: StepReach | None = None

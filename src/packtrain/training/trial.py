@@ -19,7 +19,7 @@ from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.batch_values import Batch
 from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.synthetic_samples import Mix, SyntheticSamples, pack_lengths, row_lengths
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.load import auto_class
 from packtrain.modeling.model_settings import ModelSettings
@@ -195,7 +195,7 @@ def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> ReadyMo
 
 def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
     """The one batch that every step is given."""
-    make, contract = MadeUpSamples(trial.config, trial.mix, dtype=dtype), contract_for(trial.config)
+    make, contract = SyntheticSamples(trial.config, trial.mix, dtype=dtype), contract_for(trial.config)
     if trial.rows is not None:
         lengths = row_lengths(trial.tokens, trial.rows)
         samples = [make.sample(number, tokens) for number, tokens in enumerate(lengths)]

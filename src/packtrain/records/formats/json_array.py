@@ -42,7 +42,6 @@ class JsonArray(JsonFormat):
         return self.carried(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The element that starts at a byte."""
         return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
 
     def _elements(self, file: str, key: str | None) -> Iterator[tuple[int, str | RecordError]]:

@@ -297,7 +297,6 @@ class TarShards(Format):
     largest = 256 << 20  # bytes of a media member that has to be held in memory, and of a whole sample of them
 
     def cut(self, file: str) -> Iterator[Unit]:
-        """A shard is one unit."""
         yield Unit(file=file)
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:

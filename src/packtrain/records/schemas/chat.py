@@ -15,20 +15,10 @@ from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, read_extra
 from packtrain.records.source import RawRecord
 
 ROLE_ALIASES: Mapping[str, str] = {
-    "user": "user",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "developer": "system",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function": "tool",
-    "ipython": "tool",
+    **{role: role for role in ("user", "assistant", "system", "tool")},
+    **{"human": "user", "developer": "system"},
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("observation", "tool_response", "function", "ipython"), "tool"),
 }
 # Fields of a message that would change what the model is to learn; leaving them out silently would train another text.
 _REFUSED_FIELDS: Mapping[str, str] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -26,12 +27,9 @@ SCHEMA_COLUMNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 TURNS = ("messages", "conversations", "conversation", "prompt", "completion")  # columns that may hold turns
 MEDIA_COLUMNS: Mapping[str, MediaKind] = {
-    "images": "image",
-    "image": "image",
-    "videos": "video",
-    "video": "video",
-    "audios": "audio",
-    "audio": "audio",
+    **{"images": "image", "image": "image"},
+    **{"videos": "video", "video": "video"},
+    **{"audios": "audio", "audio": "audio"},
 }
 # Other names of the same, read where the record has no medium of that kind otherwise.
 MEDIA_ALIASES: Mapping[str, MediaKind] = {
@@ -58,14 +56,9 @@ _QUESTION = "a column that belongs to the question is not read"
 _PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
 # Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
 REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "rejected": (_PREFERENCES, ()),
-    "rejected_response": (_PREFERENCES, ()),
-    "rejected_messages": (_PREFERENCES, ()),
-    "chosen": (_PREFERENCES, ()),
+    **dict.fromkeys(("rejected", "rejected_response", "rejected_messages", "chosen"), (_PREFERENCES, ())),
     "non_preferred_output": (_PREFERENCES, ()),
-    "options": (_QUESTION, _PAIRS),
-    "choices": (_QUESTION, _PAIRS),
-    "context": (_QUESTION, _PAIRS),
+    **dict.fromkeys(("options", "choices", "context"), (_QUESTION, _PAIRS)),
 }
 # Names that others give to columns, by the one here that is most alike.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
@@ -82,9 +75,6 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 _KEEP = "this is supervised fine-tuning: keep the preferred rows, with the answer as completion"
 _FLAG = re.compile(r"\s*(true|false|yes|no|[0-9.]+)\s*", re.IGNORECASE)
 _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` is KTO's, where it is true or false
-
-_MAX_PLANS = 1024  # datasets have a handful of shapes; junk must not grow the cache without end
-_plans: dict[tuple[Any, ...], Plan] = {}
 
 
 class Plan(NamedTuple):
@@ -105,28 +95,22 @@ def known_columns() -> tuple[str, ...]:
 
 def plan_for(value: RawRecord) -> Plan:
     """The plan for a record's set of columns."""
-    key = tuple(value)
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _make_plan(value)
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    return plan
+    return _plan(tuple(value))
 
 
-def _make_plan(value: RawRecord) -> Plan:
+@functools.lru_cache(maxsize=1024)  # datasets have a handful of shapes; junk must not grow the cache without end
+def _plan(names: tuple[str, ...]) -> Plan:
     return Plan(
         schemas=tuple(
             (name, columns)
             for name, sets in SCHEMA_COLUMNS.items()
             for columns in sets
-            if all(column in value for column in columns)
+            if all(column in names for column in columns)
         ),
-        media=tuple((name, kind) for name, kind in {**MEDIA_COLUMNS, **MEDIA_ALIASES}.items() if name in value),
-        id_column=next((column for column in ID_COLUMNS if column in value), None),
-        flags=tuple(name for name in LOSS_FLAGS if name in value),
-        refused=tuple(name for name in (*REFUSED_COLUMNS, "label", "objects") if name in value),
+        media=tuple((name, kind) for name, kind in {**MEDIA_COLUMNS, **MEDIA_ALIASES}.items() if name in names),
+        id_column=next((column for column in ID_COLUMNS if column in names), None),
+        flags=tuple(name for name in LOSS_FLAGS if name in names),
+        refused=tuple(name for name in (*REFUSED_COLUMNS, "label", "objects") if name in names),
     )
 
 

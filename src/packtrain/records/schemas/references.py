@@ -204,12 +204,11 @@ class MediaPool:
 
     def left(self) -> list[tuple[MediaKind, int]]:
         """How many media of each kind nobody has asked for."""
-        rest = []
-        for kind in KINDS:
-            number = len(self._columns.get(kind, [])) - self._taken[kind] + len(self._free.get((kind, None)) or ())
-            if number:
-                rest.append((kind, number))
-        return rest
+        columns, attached = self._columns, self._free
+        counts = {
+            kind: len(columns.get(kind, ())) - self._taken[kind] + len(attached.get((kind, None), ())) for kind in KINDS
+        }
+        return [(kind, number) for kind, number in counts.items() if number]
 
     def take_rest(self) -> list[Media]:
         """Everything that is left, images first."""
@@ -232,11 +231,7 @@ def _extension(name: str) -> str:
 
 def attached_kind(key: str, ref: MediaRef) -> MediaKind | None:
     """The kind of a medium in a tar shard, by the extension of its key or its name."""
-    for name in (key, ref.name):
-        kind = MEDIA_ENDINGS.get(name.rpartition(".")[2].lower())
-        if kind is not None:
-            return kind
-    return None
+    return MEDIA_ENDINGS.get(_extension(key)) or MEDIA_ENDINGS.get(_extension(ref.name))
 
 
 def gather(

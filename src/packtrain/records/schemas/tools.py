@@ -112,7 +112,10 @@ def _add_calls(found: list[Any], turn: RawRecord, role: str) -> None:
     if role == "tool_call" and isinstance(before, Mapping) and _role(before) in ("assistant", "gpt"):
         if any(before.get(flag) != rest.get(flag) for flag in LOSS_FLAGS):
             raise RecordError("schema", _PART_LOSS, "an answer and its tool calls")
-        found[-1] = _with(rest, {**before, "tool_calls": [*(before.get("tool_calls") or ()), *calls]})
+        earlier = parsed(before.get("tool_calls") or [], "a tool call is not JSON")
+        if not isinstance(earlier, list | tuple):
+            raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(earlier).__name__}")
+        found[-1] = _with(rest, {**before, "tool_calls": [*earlier, *calls]})
     else:
         found.append(_with(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
 
@@ -148,7 +151,10 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
                 raise RecordError("schema", "reasoning after the answer has started", "templates write it before")
             made["reasoning_content"] = item
         elif kind == "tools":
-            tools += parsed(item, "tool definitions are not JSON") or ()
+            definitions = parsed(item, "tool definitions are not JSON") or []
+            if not isinstance(definitions, list | tuple):
+                raise RecordError("schema", "tool definitions are not a list", type(definitions).__name__)
+            tools += definitions
         elif kind == "tool_result":
             if parts:
                 yield {**rest, "role": _role(turn), "content": parts}

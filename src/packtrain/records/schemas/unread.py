@@ -44,12 +44,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "alpaca": ("input", "history"),
     "objects": ("width", "height"),
     "tokens": (
-        "labels",
-        "attention_mask",
-        "position_ids",
-        "token_type_ids",
-        "special_tokens_mask",
-        "length",
+        *("labels", "attention_mask", "position_ids", "token_type_ids", "special_tokens_mask", "length"),
         *LOSS_MASKS,
     ),
 }

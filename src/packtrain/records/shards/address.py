@@ -31,17 +31,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _FILE = "file://"
 # What file systems call the version of a file; a modification time is one where there is nothing better.
 _STAMPS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "md5",
-    "Content-MD5",
-    "Digest",
-    "sha256",
-    "checksum",
-    "version_id",
-    "generation",
-    "blob_id",
+    *("ETag", "etag", "md5Hash", "md5", "Content-MD5", "Digest", "sha256"),
+    *("checksum", "version_id", "generation", "blob_id"),
 )
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -61,6 +52,9 @@ class Identity:
 
 class _Changed(OSError):
     """The source is not what it was when reading began."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: the file has changed while it was read")
 
 
 def is_remote(path: str) -> bool:
@@ -262,14 +256,14 @@ class _Followed:
         """The next bytes; none at the end, where all have come."""
         try:
             if self._failed and _identify(self._path) != self._identity:
-                raise _changed(self._path)
+                raise _Changed(self._path)
             if self._file is None:
                 self._file = _open_at(self._path, self._position)
             self._failed = False
             chunk = self._file.read(READ)
             size, end = self._identity.size, self._position + len(chunk)
             if size is not None and end > size:
-                raise _changed(self._path)
+                raise _Changed(self._path)
             if size is not None and not chunk and end < size:
                 raise OSError(f"the source delivered {end:,} of {size:,} bytes")
         except BaseException:
@@ -280,7 +274,6 @@ class _Followed:
         return chunk
 
     def close(self) -> None:
-        """Give the source back."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -304,10 +297,6 @@ def _open_at(path: str, position: int) -> BinaryIO:
             raise OSError("the source has shrunk")
         position -= passed
     return file
-
-
-def _changed(path: str) -> _Changed:
-    return _Changed(f"{path}: the file has changed while it was read")
 
 
 def missing_file(path: str, error: Exception) -> RecordError:

@@ -79,7 +79,6 @@ class CacheEntry:
 
     @property
     def name(self) -> str:
-        """Its file name."""
         return f"{self.key.address}.{self.key.version}.{self.token}.{self.reserved}.{self.state}"
 
 

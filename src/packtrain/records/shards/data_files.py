@@ -132,7 +132,6 @@ class IndexedGzip:
             return b""
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
         self._stored.close()
 
@@ -199,7 +198,6 @@ class LocalFiles:
             self._cache.want(list(filter(self._is_cached, files)))
 
     def done(self, files: Iterable[str]) -> None:
-        """Withdraw files."""
         if self._cache is not None:
             self._cache.done(list(filter(self._is_cached, files)))
 

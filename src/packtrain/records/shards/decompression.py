@@ -222,7 +222,6 @@ class ForwardPlain:
                 self._first += len(self._held.popleft())
 
     def close(self) -> None:
-        """Give the source back."""
         self._begin()
 
 

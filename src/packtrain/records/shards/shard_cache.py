@@ -99,7 +99,6 @@ class ShardCache:
 
     @property
     def folder(self) -> str:
-        """Where the files lie."""
         return self._folder.path
 
     def open(self, file: str) -> AbstractContextManager[Plain]:
@@ -181,7 +180,6 @@ class ShardCache:
             return False
 
     def release(self, ready: CachedFile) -> None:
-        """Close what `made` has returned."""
         self._folder.close(ready.fd)
 
     def _declare(self, gone: set[str]) -> None:
