@@ -19,7 +19,7 @@ from packtrain.config.sections import ALIASES, HOMES, KEYS, LEADS, SECTIONS, TRA
 from packtrain.config.setup import OPTIMIZERS
 from packtrain.config.theirs import THEIRS
 from packtrain.core.errors import ConfigError
-from packtrain.families.encoder import LossOn
+from packtrain.families.layout import LossOn
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.schedule import Balance
@@ -797,7 +797,7 @@ def test_a_file_has_no_parts(base: RunConfig, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_what_is_taken_makes_arguments_or_is_refused_by_name(base: RunConfig, tmp_path: Path) -> None:
-    from packtrain.app.train.session import accepted_arguments
+    from packtrain.app.train.trainer_arguments import accepted_arguments
 
     made = 0
     for key in SECTIONS["training"].known():

@@ -10,7 +10,7 @@ from published import CONFIGS, QWEN3_VL_2B
 from packtrain.core.errors import ConfigError
 from packtrain.predicting.flops import forward_flops, training_flops
 from packtrain.predicting.gpus import CATALOGUE, Gpu, find_gpu
-from packtrain.predicting.memory_states import count
+from packtrain.predicting.memory_parts import count
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.time import (
     Coefficients,

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.family import ModuleNames
+from packtrain.families.registry import find_family
 from packtrain.predicting.weights import part_of
 
 HALF = (torch.bfloat16, torch.float16)
+Arguments = dict[str, Any]  # the keyword arguments of a forward pass, in a hook
 PARTS = ("language", "vision", "projector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")
@@ -26,7 +29,7 @@ class ModelParts:
     vision: nn.Module | None
 
     def projector(self) -> list[nn.Parameter]:
-        """What stands beside both; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
+        """What is in neither; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
         if self.vision is None:
             return []
         inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}
@@ -38,17 +41,22 @@ def part_of_weight(name: str) -> str:
 
     Embeddings and the output head belong to the language model, mergers inside a vision encoder to the projector.
     """
-    found = part_of(name)
-    return found if found in PARTS else "language"
+    part = part_of(name)
+    return part if part in PARTS else "language"
 
 
 def model_parts(model: Any) -> ModelParts:
     """The parts of a model, also of one inside DDP, a compiled one, or one with adapters."""
     inner = transformers_model(model)
     inner = getattr(inner, getattr(inner, "base_model_prefix", "") or "model", inner)
-    language = next((part for name in _LANGUAGE if (part := getattr(inner, name, None)) is not None), inner)
-    vision = next((part for name in _VISION if (part := getattr(inner, name, None)) is not None), None)
-    return ModelParts(inner=inner, language=language, vision=vision)
+    family = find_family(getattr(getattr(inner, "config", None), "model_type", ""))
+    own = family.modules if family is not None else ModuleNames()
+
+    def first(*names: str) -> nn.Module | None:
+        return next((part for name in names if (part := getattr(inner, name, None)) is not None), None)
+
+    language, vision = first(own.language, *_LANGUAGE), first(own.vision, *_VISION)
+    return ModelParts(inner=inner, language=inner if language is None else language, vision=vision)
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
@@ -69,14 +77,14 @@ def transformers_model(model: Any) -> Any:
     """The transformers model inside wrappers."""
     from transformers import PreTrainedModel
 
-    found = model
-    while not isinstance(found, PreTrainedModel):
+    inner = model
+    while not isinstance(inner, PreTrainedModel):
         # Modules they hold themselves: adapters hand other names on to the model inside.
-        held = getattr(found, "_modules", {})
+        held = getattr(inner, "_modules", {})
         inside = next(
             (held[name] for name in ("module", "_orig_mod", "base_model", "model") if held.get(name) is not None), None
         )
         if inside is None:
             return model
-        found = inside
-    return found
+        inner = inside
+    return inner

@@ -10,7 +10,7 @@ import numpy as np
 from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent
 from packtrain.packing.multi_resource import binding_resources
 from packtrain.packing.packing_config import SETTING_OF
-from packtrain.planning.choice import MOST_DROPPED, dropped_share
+from packtrain.planning.choice import MOST_DROPPED
 from packtrain.planning.configs import RATES, derive_intervals
 from packtrain.planning.recommend import Findings
 from packtrain.planning.study_values import MemoryReport, Trouble
@@ -74,7 +74,7 @@ def _overlong(findings: Findings) -> Iterator[str]:
     elif not findings.helps:
         why = f"exceed{s} packing_length {config.packing_length:,}"
     text = (
-        f"{counted(one.samples_dropped, 'sample')} ({percent(dropped_share(one))}) {why} and {are} left out, with "
+        f"{counted(one.samples_dropped, 'sample')} ({percent(one.dropped_share)}) {why} and {are} left out, with "
         f"{one.tokens_dropped:,} tokens{elsewhere}"
     )
     if (longest := int(tokens.max())) > config.packing_length:
@@ -237,8 +237,8 @@ def _without_checkpointing(findings: Findings) -> Iterator[str]:
     if not findings.helps or not question.setup.gradient_checkpointing:
         return
     bold = replace(question, setup=replace(question.setup, gradient_checkpointing=False))
-    allowed = max(MOST_DROPPED, dropped_share(one))
-    fitting = [other for other in findings.simulations if bold.fits(other.worst) and dropped_share(other) <= allowed]
+    allowed = max(MOST_DROPPED, one.dropped_share)
+    fitting = [other for other in findings.simulations if bold.fits(other.worst) and other.dropped_share <= allowed]
     if not fitting:
         return
     fastest = max(fitting, key=lambda other: other.tokens_per_second)
@@ -298,13 +298,13 @@ def trouble(findings: Findings, memory: MemoryReport) -> tuple[Trouble, ...]:
 
 def _out_of_memory(findings: Findings, memory: MemoryReport) -> str:
     one = findings.chosen
-    allowed = max(2 * MOST_DROPPED, 2 * dropped_share(one))
+    allowed = max(2 * MOST_DROPPED, 2 * one.dropped_share)
     shorter = [
         other
         for other in findings.simulations
         if other.packing_length < one.packing_length
         and other.memory_bytes < _LESS * one.memory_bytes
-        and dropped_share(other) <= allowed
+        and other.dropped_share <= allowed
     ]
     ways = [
         f"{other.name} needs {gib(other.memory_bytes)} and drops {counted(other.samples_dropped, 'sample')}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.modality import VISION, VISION_TOKENS
 from packtrain.core.numbers import percent
-from packtrain.measuring.statistics import DESCRIBED, describe
+from packtrain.measuring.measure_summary import DESCRIBED, describe
 from packtrain.measuring.table import CostTable
 from packtrain.packing.resources import Samples
 from packtrain.planning.study_values import DatasetStats, Group, Histogram, Statistics

@@ -59,11 +59,11 @@ def memory_report(findings: Findings) -> MemoryReport:
 
 
 def _beside(findings: Findings) -> Iterator[Beside]:
-    """What was asked for, where options had to be turned on, and the padded run."""
+    """The requested setup, where options had to be turned on, and the padded run."""
     question, padded = findings.question, findings.padded[0]
     if findings.room is not None:
         asked = question.memory_of(findings.room.worst, question.requested)
-        yield Beside(name="as asked for", estimate=asked, fits=asked.total <= question.usable_bytes)
+        yield Beside(name="as requested", estimate=asked, fits=asked.total <= question.usable_bytes)
     name = question.baseline.name.removeprefix("a ")
     yield Beside(name=name, estimate=question.padded_memory_of(padded.worst), fits=padded.fits)
 
@@ -107,7 +107,7 @@ def _saved(question: Question, one: Simulation, option: str, change: str, packed
     now, cost = one.memory_bytes, "as many packs" if same else f"{packed.packs:,} packs instead of {one.packs:,}"
     if abs(now - total) < NOTHING * now:
         patches = f"{packed.worst.patches:,} patches" if one.worst.patches else f"{packed.worst.tokens:,} tokens"
-        cost += f"; saves nothing, since packs fill up with more samples: the fullest has {patches} again"
+        cost += f"; saves nothing: packs fill up with more samples, and the fullest has {patches} again"
     lost = filtered + packed.samples_dropped - one.samples_dropped
     return Saving(
         option=option,

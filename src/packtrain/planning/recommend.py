@@ -42,7 +42,7 @@ class Findings:
     @property
     def chosen(self) -> Simulation:
         """The recommended simulation."""
-        return self.simulations[self.choice.simulation]
+        return self.choice.simulation
 
     @property
     def config(self) -> PackingConfig:
@@ -86,7 +86,7 @@ def recommend(findings: Findings, advice: tuple[str, ...], trouble: tuple[Troubl
     return Recommendation(
         packing=packed,
         verdict=_verdict(findings) if packed else _do_not_pack(findings),
-        simulation=findings.choice.simulation,
+        simulation=findings.simulations.index(findings.chosen),
         config=packed_config(draft) if packed else padded_config(draft, best),
         base=findings.question.base,
         reasons=_packed_reasons(draft, findings.choice.reason) if packed else _padded_reasons(draft, best),
@@ -176,17 +176,17 @@ def _rule_of_thumb(findings: Findings) -> str:
 
 
 def _alternatives(findings: Findings, draft: ConfigDraft) -> tuple[Alternative, ...]:
-    chosen = findings.choice.simulation
-    more = efficient(findings.simulations, chosen)
-    less = conservative(findings.simulations, chosen, besides=more.simulation if more else None)
+    simulations, chosen = findings.simulations, findings.chosen
+    more = efficient(simulations, chosen)
+    less = conservative(simulations, chosen, besides=more.simulation if more else None)
     named: tuple[tuple[Literal["efficient", "conservative"], Choice | None], ...]
     named = (("efficient", more), ("conservative", less))
     return tuple(
         Alternative(
             name=name,
-            simulation=other.simulation,
+            simulation=simulations.index(other.simulation),
             reason=other.reason,
-            config=packed_config(replace(draft, simulation=findings.simulations[other.simulation])),
+            config=packed_config(replace(draft, simulation=other.simulation)),
         )
         for name, other in named
         if other is not None
@@ -251,7 +251,7 @@ def _with_old_values(question: Question, reasons: Iterable[Reason]) -> tuple[Rea
 def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     one, padded, packing = draft.simulation, draft.padded, draft.question.packing
     padding = f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding"
-    bound = f"{counted(one.packs, 'pack')}, of at least {one.bound:,} that any packing needs; {percent(one.fill)} full"
+    bound = f"{counted(one.packs, 'pack')}, where any packing needs at least {one.bound:,}; {percent(one.fill)} full"
     first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
     needed = {change.parameter: f"{change.reason}; " for change in draft.changes}
     limits = [
@@ -296,7 +296,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     question, one = draft.question, draft.simulation
     baseline, gpus, before = question.baseline, question.setup.gpus, question.samples_per_step
     packs = counted(one.packs_per_step, "pack")
-    source = "asked for" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
+    source = "requested" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
     size = (
         f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
         f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "

@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.modality import VISION_TOKENS
-from packtrain.measuring.statistics import unread_note
+from packtrain.measuring.measure_summary import unread_note
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.plan_builder import build_plan
@@ -68,7 +68,7 @@ def study_outcome(
     progress(StudyProgress(0, 1, "reading"))
     question, simulations, room = _swept(question, _lengths(lengths, question), limits, progress)
     chosen = choose(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
-    one = simulations[chosen.simulation]
+    one = chosen.simulation
     config = question.packing.limited(one.settings)
     config = replace(
         config, packs_per_step=one.packs_per_step, packing_drop_last=False
@@ -93,7 +93,7 @@ def _swept(
 
     simulations = swept(question, limits)
     kept = acceptable(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
-    if any(simulations[at].fits for at in kept):
+    if any(one.fits for one in kept):
         return question, simulations, None
     room = make_room(question, simulations)
     question = replace(question, setup=room.setup, requested=question.setup)
@@ -109,12 +109,13 @@ def _findings(
     plan: PackPlan,
 ) -> Findings:
     """Everything that the recommendation is made from, beside the sweep."""
-    epoch, config, chosen = plan.epoch(0), plan.config, simulations[choice.simulation]
+    epoch, config, chosen = plan.epoch(0), plan.config, choice.simulation
     passes = pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
     packed = pack_rows(question, config)
     if question.rows.scale != 1:
         whole = _of_whole_plan(question, chosen, plan, passes)
         simulations = tuple(whole if one is chosen else one for one in simulations)
+        choice = replace(choice, simulation=whole)
     best = best_padded(question, packed.samples, packed.dropped)
     return Findings(
         question=question,
@@ -238,26 +239,28 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         "Time is predicted with " + ("coefficients fitted to this machine." if fitted else "default coefficients."),
         "Memory is estimated with "
         + ("coefficients fitted to this GPU." if question.memory.fitted else "default coefficients."),
-        f"The model's shape was counted from its {question.shape.counted_from}.",
+        f"Parameters were counted from the model's {question.shape.counted_from}.",
         *question.shape.notes,
-        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is that of a pack with the most of "
-        "everything, which no single pack may have.",
+        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is estimated for a pack with the "
+        "maximum of every resource, which no single pack may reach.",
         "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
         f"{question.baseline.described}.",
-        f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
+        f"Packs are assumed to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
         f"{_layers(question.baseline.compiled)} ones; unless training.compile is set, packtrain train compiles "
         "layers for packs on a GPU and not for padded batches.",
     ]
     if question.rows.scale != 1:
         notes.append(
             f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
-            "random, and scaled; the recommended packing was made from all."
+            "random, and scaled; the recommended packing was computed on all rows."
         )
     images = question.rows.samples["images"]
     if np.any(images > 1):
-        notes.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
+        notes.append(
+            "Attention in the vision encoder is estimated as if all images of a sample were as large as its largest."
+        )
     if question.packing.packing_drop_last:
-        notes.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
+        notes.append("Counts ignore packing_drop_last, which leaves out less than one step of every epoch.")
     if question.gpu.notes:
         notes.append(f"{question.gpu.name}: {question.gpu.notes}.")
     return (*notes, *unread_note(table.summary.unread))

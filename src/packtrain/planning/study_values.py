@@ -108,6 +108,11 @@ class Simulation:
     idle: float = 0.0  # share of the GPUs' passes that get no pack, since a step has whole packs
 
     @property
+    def dropped_share(self) -> float:
+        """Samples that are in no pack, of all."""
+        return self.samples_dropped / (self.samples_packed + self.samples_dropped)
+
+    @property
     def name(self) -> str:
         """Its settings in words."""
         return limits_text(self.packing_length, self.limits)
@@ -196,7 +201,7 @@ class MemoryReport:
     gpu_bytes: int
     usable_bytes: int  # what may be used: a plan that needs more does not fit
     estimate: MemoryEstimate
-    beside: tuple[Beside, ...] = ()  # as asked for, where that does not fit; the padded run
+    beside: tuple[Beside, ...] = ()  # the requested setup, where that does not fit; the padded run
     vision_layer: Mapping[str, int] = field(default_factory=dict)  # bytes that one layer of the encoder keeps, by part
     vision_layers: int = 0
     comfortable: Combination | None = None  # where the recommended setup leaves little room

@@ -105,12 +105,8 @@ def step_shape(wanted: int, samples_per_pack: float, gpus: int) -> StepShape:
 
 
 def simulate(question: Question, config: PackingConfig) -> Simulation | None:
-    """Pack once and price it; None when no sample fits."""
-    return priced(question, config, pack_rows(question, config))
-
-
-def priced(question: Question, config: PackingConfig, packed: Packed) -> Simulation | None:
-    """What a packing needs and what it gains."""
+    """Pack once: what that needs and gains; None when no sample fits."""
+    packed = pack_rows(question, config)
     count, scale, passes = len(packed.passes), question.rows.scale, packed.passes
     if not count:
         return None

@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import GIB
 from packtrain.families.shape import VisionShape
-from packtrain.predicting.memory_layers import (
+from packtrain.predicting.memory_parts import (
     FLOAT,
+    Counts,
     LayerBytes,
     attention_mask,
     compute_bytes,
+    count,
     has_dense_mask,
     language_attention,
     language_layer,
     rotary_bytes,
+    states,
     vision_attention,
     vision_forward,
     vision_layer,
     vision_patch,
 )
-from packtrain.predicting.memory_states import Counts, count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 STATES = ("weights", "gradients", "optimizer states")

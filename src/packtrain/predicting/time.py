@@ -22,16 +22,16 @@ from packtrain.predicting.flops import (
     training_flops,
 )
 from packtrain.predicting.gpus import Gpu
-from packtrain.predicting.memory_layers import (
+from packtrain.predicting.memory_parts import (
     FLOAT,
     adapter_bytes,
     compute_bytes,
+    count,
     language_layer,
     small_parts,
     vision_layer,
     vision_traits,
 )
-from packtrain.predicting.memory_states import count
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 _ACTIVATION_BYTES = 2  # activations are bf16 whatever the weights are kept in

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.registry import registered_modules
 from packtrain.predicting.values import ParameterCounts
 
 _MAX_HEADER = 100_000_000  # the format's own limit
@@ -71,11 +72,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def part_of(name: str) -> str:
-    """The part of the model that a tensor belongs to."""
-    pieces = name.split(".")
-    if any(piece in _PROJECTOR or piece in _PROJECTOR_LISTS for piece in pieces):
+    """The part of the model that a tensor belongs to; users' families add what they call theirs."""
+    pieces, own = name.split("."), registered_modules()
+    if not {*_PROJECTOR, *_PROJECTOR_LISTS, *(names.projector for names in own)}.isdisjoint(pieces):
         return "projector"
-    if any(piece in _VISION for piece in pieces):
+    if not {*_VISION, *(names.vision for names in own)}.isdisjoint(pieces):
         return "vision"
     if any(piece in _EMBEDDING for piece in pieces):
         return "embedding"

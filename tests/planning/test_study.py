@@ -276,7 +276,7 @@ def test_options_that_make_it_fit_are_in_the_config(tmp_path: Path) -> None:
     assert study.recommendation.config["training"]["gradient_checkpointing"] is True
     assert "gradient_checkpointing true" in study.recommendation.verdict
     asked, padded = study.memory.beside
-    assert (asked.name, padded.name) == ("as asked for", "default padded run")
+    assert (asked.name, padded.name) == ("as requested", "default padded run")
     assert not asked.fits
     assert asked.estimate.total > study.memory.estimate.total
     assert padded.estimate.total == study.padded[0].memory_bytes
