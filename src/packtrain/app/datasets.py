@@ -207,7 +207,8 @@ class _PackDataset:
     def describe(self, *, world: int = 1) -> DatasetSummary:
         """The numbers to print before training on this many ranks; a stream has none."""
         schedule, plan = self.schedule, self.plan
-        packs, counts = plan.epoch(0), plan.summary.epochs[0]
+        packs = plan.epoch(0)  # refused for a stream
+        counts = plan.summary.epochs[0]
         tokens, rows_per_batch = packs.load("tokens"), self.rows_per_batch
         return DatasetSummary(
             packing=bool(self.config.packing),
