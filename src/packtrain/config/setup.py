@@ -79,8 +79,8 @@ def step_settings(config: RunConfig) -> StepSettings:
     """How a step is computed, without the rates of frozen parts."""
     training, model = config.training, model_settings(config)
     found = training.given(*_STEP)
-    for rate, learns in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
-        if not learns:
+    for rate, trained in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
+        if not trained:
             found.pop(rate, None)
     if "save_delay_steps" in found:
         found["save_delay_steps"] = int(found["save_delay_steps"])
