@@ -25,7 +25,7 @@ from packtrain.app.train.trainer_arguments import accepted_arguments, arguments_
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
 from packtrain.packing.schedule import EMPTY
-from packtrain.predicting.host import PROCESS_BYTES
+from packtrain.predicting.host_memory import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory
 from packtrain.records.synthetic import write_dataset
 from packtrain.training.predictions import ModelPrediction

@@ -70,7 +70,7 @@ def test_measure_pack_verify_and_train(outside: Path) -> None:
     summary = json.loads((outside / "costs" / "measure.json").read_text())
     assert summary["inputs"]["request"]["plugins"] == [NAME]
     assert summary["inputs"]["settings"]["family"]["module"] == NAME
-    assert summary["told"]["model"]["plugins"] == [NAME]
+    assert summary["user_config"]["model"]["plugins"] == [NAME]
     table = packtrain.CostTable.load(outside / "costs")
     assert set(table.column("image_tokens").tolist()) == {0, 576}
 

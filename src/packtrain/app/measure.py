@@ -66,15 +66,15 @@ def measure_outcome(
         content_hash=bool(config.content_hash),
     )
     workers = _engine(engine, config.workers, address)
-    told = config.told()
+    user_config = config.user_config()
     if request.plugins:
-        told["model"]["plugins"] = list(request.plugins)
+        user_config["model"]["plugins"] = list(request.plugins)
     if request.template_date is not None:
-        told["data"]["template_date"] = request.template_date
+        user_config["data"]["template_date"] = request.template_date
 
     def measure_into(folder: Path, again: bool) -> MeasureOutcome:
         processor = functools.partial(load_reference, request)
-        return run_measurement(task, folder, workers, policy, processor, progress, told=told, again=again)
+        return run_measurement(task, folder, workers, policy, processor, progress, user_config=user_config, again=again)
 
     if out is not None or config.costs is not None:
         folder = Path(out or str(config.costs))

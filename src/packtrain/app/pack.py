@@ -56,7 +56,7 @@ def pack_outcome(
     load_plugins(table.plugins)
     work, work_from = work_of(table)
     mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
-    dataset = table.told.get("data", {}).get("dataset_path")
+    dataset = table.user_config.get("data", {}).get("dataset_path")
     reusable = reusable_folder("plans", _name(table, config, work), cache or cache_dir(), dataset=dataset, mode=mode)
 
     def pack_into(folder: Path | None, again: bool) -> PackOutcome:

@@ -152,8 +152,8 @@ def plan(
 
 def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The user's config over the settings of the measurement, so that a run trains on the samples of this table."""
-    told, sections, notes = table.told, absolute_paths(given).sections(), []
-    measured, data = told.get("data", {}), sections["data"]
+    user_config, sections, notes = table.user_config, absolute_paths(given).sections(), []
+    measured, data = user_config.get("data", {}), sections["data"]
     if (path := measured.get("dataset_path")) and data.get("dataset_path", path) != path:
         notes.append(f"the config's dataset_path is {data['dataset_path']}; the costs are those of {path}")
         data["dataset_path"] = path
@@ -162,7 +162,7 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
         for name, usual in MEASURED_DEFAULTS.items()
         if measured and name in data and _plain(name, data[name]) != _plain(name, measured.get(name, usual))
     ]
-    seed, own = table.told.get("training", {}).get("seed", 0), given.training.given("seed", "data_seed")
+    seed, own = table.user_config.get("training", {}).get("seed", 0), given.training.given("seed", "data_seed")
     if own and data_seed(given) != seed and any(measured.get(name) for name in ("eval_size", "max_samples")):
         problems.append(f"training.seed: {data_seed(given)}, records were drawn with {seed}")
     if data.get("online"):
@@ -175,7 +175,7 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
             fix="measure again with these settings, or remove them",
         )
     limits = {**measured.get("processor_config", {}), **(given.data.processor_config or {})}
-    merged = {name: {**told.get(name, {}), **sections[name]} for name in sections}
+    merged = {name: {**user_config.get(name, {}), **sections[name]} for name in sections}
     merged["data"] |= {"processor_config": limits} if limits else {}
     run = RunConfig.of(merged, "--config")
     config, meanings = section_defaults(replace(run, notes=given.notes, written_as=given.written_as))
@@ -208,7 +208,7 @@ def _secrets_note(run: RunConfig) -> tuple[str, ...]:
 
 def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's filters, where it was measured without them."""
-    measured = table.told.get("data", {})
+    measured = table.user_config.get("data", {})
     given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
     if not given:
         return table, ()

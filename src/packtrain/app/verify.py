@@ -135,7 +135,7 @@ def _samples(
     request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
 ) -> tuple[list[PricedSample], EncodedSample]:
     """The samples to pack, and the longest one: from the user's data, or synthetic."""
-    from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
+    from packtrain.verifying.synthetic_row import synthetic_samples, synthetic_text
     from packtrain.verifying.verification import long_enough
 
     if request.specs:

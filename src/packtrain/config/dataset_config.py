@@ -184,7 +184,7 @@ class DatasetConfig(DatasetSection):
         function = self.formatting_func
         return found | ({"formatting_func": without_folder(function)} if function is not None else {})
 
-    def told(self) -> dict[str, dict[str, object]]:
+    def user_config(self) -> dict[str, dict[str, object]]:
         """What was said about the data, as sections of a config: what is not the default."""
         data = {
             name: value
