@@ -1,4 +1,4 @@
-"""packtrain: measure, pack and train multimodal datasets at the speed the GPUs have."""
+"""packtrain: measure, pack and train multimodal datasets as fast as your GPUs allow."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _value_of(option: str) -> str:
 
 app = typer.Typer(
     cls=Verbs,
-    help="Measure, pack and train multimodal datasets at the speed the GPUs have.\n\nStart with: packtrain demo, or "
+    help="Measure, pack and train multimodal datasets as fast as your GPUs allow.\n\nStart with: packtrain demo, or "
     "with your own data: packtrain train --model MODEL --data DATA",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,7 +77,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 bench = typer.Typer(
-    help="Benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
+    help="Speed benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
 cache = typer.Typer(help="The cache: list, clear, verify.", no_args_is_help=True, rich_markup_mode=None)
@@ -102,7 +102,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Measure, pack and train multimodal datasets at the speed the GPUs have."""
+    """Measure, pack and train multimodal datasets as fast as your GPUs allow."""
 
 
 app.command("init", short_help="Write a starter config with every setting explained.")(init)

@@ -140,8 +140,8 @@ def show_measured(outcome: MeasureOutcome, console: Terminal, *, then: bool = Tr
         f"{counts.ledger:,} in the ledger ({counts.failed:,} unusable, {counts.filtered:,} filtered out)"
     )
     if summary.schemas:
-        read = (f"{name} {count:,}" for name, count in summary.schemas.items())
-        console.print(f"read as {escape(', '.join(read))}")
+        read = (f"{name} ({count:,})" for name, count in summary.schemas.items())
+        console.print(f"read as: {escape(', '.join(read))}")
     if counts.cut_short:
         console.print(
             f"[bold red]{counts.cut_short:,} files could not be read completely:[/]"

@@ -170,8 +170,14 @@ def _sweep_table(study: Study) -> Table:
     sweep = table(
         f"Packing lengths tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
         ("\nlength", *columns, "\nsteps", "\nGiB", "\ntokens/s"),
-        caption=f"* {study.recommendation.mark}   - needs more than the {usable}   "
-        "idle: share of the GPUs' micro-batches without a pack",
+        caption="   ".join(
+            (
+                f"* {study.recommendation.mark}",
+                *(() if all(one.fits for one in study.simulations) else (f"- needs more than the {usable}",)),
+                "of bound: at 100% no packing has fewer packs",
+                "GPUs idle: without a pack in a full step",
+            )
+        ),
         caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
@@ -205,13 +211,13 @@ def _layers(trained: TrainingSetup | Baseline) -> str:
 
 def _padding_table(study: Study) -> Table:
     name = "your current run first" if study.baseline.today else "default settings first"
-    columns = ("batches", "kernels", "size", "samples", "steps", "padding", "GiB", "tokens/s", "")
+    columns = ("batches", "attention, layers", "batch size", "samples", "steps", "padding", "GiB", "tokens/s", "")
     padding = table(f"Without packing, {name}", columns, box=None)
     for run in study.padded:
         own = f"{study.baseline.attention}, {_layers(study.baseline)}"
         padding.add_row(
             "random" if run.order == "random" else "grouped by length",
-            own if run.kernels == "own" else "as packed",
+            own if run.kernels == "own" else "same as packed",
             str(run.batch_size),
             f"{run.samples:,}",
             f"{run.steps:,}",

@@ -70,8 +70,8 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples per pack"
-        first = ", ".join(f"{samples} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
-        yield "packing is on", f"samples in the first packs: {first}"
+        first = ", ".join(f"{counted(samples, 'sample')} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
+        yield "first packs", first
         yield "packing check", _packing_check(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
@@ -82,8 +82,6 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         yield "packing is off", "one sample per row"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
-    if numbers.looked_at is None:
-        yield "epochs", _passes(numbers.epochs)
     course = ready.course
     warmup = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
     yield "learning rate", f"{_rates(course)}; {course.schedule} schedule, {warmup}"

@@ -206,7 +206,11 @@ def show_outcome(outcome: TrainOutcome, console: Terminal, again: str) -> None:
     mean = f" (mean of the last {counted(ended.loss_samples, 'sample')})" if ended.loss_samples else ""
     loss = f", {which} {ended.loss:.4f}{mean}" if ended.loss is not None else ""
     evaluated = f", evaluation loss {ended.eval_loss:.4f}" if ended.eval_loss is not None else ""
-    speed = f" ({ended.tokens_per_second:,.0f} tokens/s after warm-up)" if ended.tokens_per_second is not None else ""
+    speed = (
+        f" ({ended.tokens_per_second:,.0f} tokens/s without the first steps)"
+        if ended.tokens_per_second is not None
+        else ""
+    )
     why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
     console.print(
         f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "

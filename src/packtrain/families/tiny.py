@@ -189,9 +189,9 @@ def _files(family: str) -> dict[str, bytes]:
     if known is None or known.tiny is None:
         raise ConfigError(
             f"tiny model {family!r}",
-            got="a family without a tiny model",
+            got="an unknown family" if known is None else "a family without a tiny model",
             expected="one of " + ", ".join(tiny_families()),
-            fix=nearest(family, tiny_families()) or "use one of these",
+            fix=nearest(f"tiny:{family}", [f"tiny:{name}" for name in tiny_families()]) or "use one of these",
         )
     spec = known.tiny
     tokenizer = build_tokenizer(

@@ -23,6 +23,7 @@ _FEW_STEPS = 20
 _LOST = 0.05  # of the packs: a dropped last step that holds this many is worth a line
 _FEW_PACKS = 4  # of a step: fewer do not average out how packs of best fit differ
 _AS_MANY = 1.005  # times the packs: what similar packs may cost
+_EVEN = 0.2  # of padding: batches with more of it are not of one length
 _TINY = 20_000_000  # parameters: a smaller model is there to try things out
 WORTH_SAYING = 1.02  # times as fast: what gains less is no advice
 _MORE_EPOCHS = 1.5
@@ -275,7 +276,8 @@ def _best_padded(findings: Findings) -> Iterator[str]:
         return
     by_length = best.order == "by_length"
     order = "grouped by length" if by_length else "in random order"
-    note = "; all samples of such a batch have about the same length" if by_length else ""
+    biased = "; all samples of such a batch have about the same length"
+    note = biased if by_length and best.waste < _EVEN else ""
     yield (
         f"Without packing, batches of {best.batch_size} {order} are the fastest with the kernels of padded batches: "
         f"{best.tokens_per_second / own.tokens_per_second:.2f} times as fast as {findings.question.baseline.name}, "

@@ -299,7 +299,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     source = "requested" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
     size = (
         f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
-        f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "
+        f"{one.samples_per_pack:,.1f} samples on average make {one.samples_per_step:,.0f} "
         f"({signed_percent(one.samples_per_step / before - 1)} against the {before:,} {source})"
     )
     steps = f"{counted(one.steps, 'step')} an epoch"

@@ -32,10 +32,6 @@ SHOWN = 40  # packs of the picture
 RANKS = (1, 2, 8)  # times the GPUs there are, two at least
 
 
-SHOWN = 40  # packs of the picture
-RANKS = (1, 2, 8)  # times the GPUs there are, two at least
-
-
 @dataclass(frozen=True, slots=True)
 class StudyProgress:
     """How far a study is."""
