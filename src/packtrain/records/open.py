@@ -271,7 +271,7 @@ def _nothing_there(path: str) -> ConfigError:
         "dataset_path",
         got=f"{path!r}, which does not exist",
         expected="a file, a folder, a pattern, a URL, a YAML mixture, or a hub name such as org/name",
-        fix="check the path; relative paths are resolved against the current directory, then that of the config or mixture",
+        fix="check the path; relative paths start at the current directory, then at that of the config or mixture",
     )
 
 
