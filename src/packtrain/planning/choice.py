@@ -86,7 +86,8 @@ def _not_slower(simulations: Sequence[Simulation], share: float) -> list[Simulat
 def _why(mine: Simulation, fitting: Sequence[Simulation]) -> str:
     text, fastest = f"{mine.tokens_per_second:,.0f} real tokens/s predicted", _fastest(fitting)
     faster = fastest.tokens_per_second / mine.tokens_per_second - 1
-    others = f"{counted(len(fitting), 'packing')} that {'fits and drops' if len(fitting) == 1 else 'fit and drop'} few samples"
+    fit = "fits and drops" if len(fitting) == 1 else "fit and drop"
+    others = f"{counted(len(fitting), 'packing')} that {fit} few samples"
     if fastest.samples_dropped > mine.samples_dropped:
         more = counted(fastest.samples_dropped - mine.samples_dropped, "sample")
         text += f"; {fastest.name} would be {percent(faster)} faster, but leaves out {more} more"
