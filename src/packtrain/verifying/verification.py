@@ -268,7 +268,7 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
 def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) -> list[str]:
     known = {sample.id for sample in samples}
     others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in known}
-    return [f"{sample_described(sample)}, forward only" for sample in others.values()]
+    return [f"{sample_described(sample)}, in a row of its own, forward only" for sample in others.values()]
 
 
 def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
