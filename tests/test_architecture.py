@@ -90,6 +90,18 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         edges = {name: ends for name, ends in edges.items() if name not in leaves}
 
 
+def test_no_string_stands_alone() -> None:
+    """A second line of a message that is no part of the expression is cut off without a word."""
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for block in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):
+                for number, line in enumerate(block if isinstance(block, list) else ()):
+                    is_text = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant | ast.JoinedStr)
+                    docstring = number == 0 and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+                    text = is_text and getattr(line.value, "value", "") is not ...
+                    assert docstring or not text, f"{path}:{line.lineno}: a string by itself"
+
+
 def named_by(path: Path) -> set[str]:
     """What a file may import: modules, and names that are modules."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """Keys of other systems that are no other name of one of ours: what they mean here, or why they cannot be.
 
-Each is a row of a table. Plain other names stand with the key they mean, in `sections`; the rows of one dataset of a
-list are in `their_data`.
+Each is a row of a table. Plain other names stand with the key they mean, in `sections`.
 """
 
 from __future__ import annotations

@@ -99,7 +99,9 @@ class StepSection(Section):
         FLAG, "Compute logits at supervised positions only, in chunks; false: for the whole row.", default=True
     )
     loss_chunk: int | None = key(COUNT, "Tokens per chunk.", default=4096)
-    loss_weighting: str | None = key(WORD, "What is weighted equally in the loss: token or sample.", default="token")
+    loss_weighting: str | None = key(
+        WORD, "What is weighted equally in the loss: token, sample, or sqrt (between the two).", default="token"
+    )
     sharding: str | None = key(
         WORD,
         "Sharding: ddp (none), fsdp (FSDP2), or DeepSpeed's zero1 and zero2; zero3 runs as fsdp, and without "

@@ -248,9 +248,9 @@ class RunWatch(TrainerCallback):
 
     def on_interrupt(self) -> None:
         """Ctrl-C is answered at once, however long the step lasts."""
-        kept = f"what came after step {self._saved:,}" if self._saved else "the whole run, since there is no "
-        "checkpoint yet"
-        self._progress.note(f"stopping after this step, with a checkpoint; again to stop now and lose {kept}")
+        all_of_it = "the whole run, since there is no checkpoint yet"
+        lost = f"what came after step {self._saved:,}" if self._saved else all_of_it
+        self._progress.note(f"stopping after this step, with a checkpoint; again to stop now and lose {lost}")
 
     def _go_on(self, saved: Any) -> None:
         """With what the monitors saw before; a state that cannot be read is no reason to end a run."""

@@ -215,8 +215,8 @@ def _advice(room: _Fitting, failure: Failure) -> str:
     others = "; or gradient_checkpointing, vision_batch_patches, FSDP2"
     if load.rows > 1 and len(failure.batch.keys) > 1:  # packing_length bounds single samples there
         rows = int(load.rows * room.share)
-        fewer = f"at most {rows} samples per batch instead of {load.rows}" if rows else "shorter samples "
-        "(packing_length)"
+        shorter = "shorter samples (packing_length)"
+        fewer = f"at most {rows} samples per batch instead of {load.rows}" if rows else shorter
         return f"{fewer} ({room.why}){others}"
     tokens = room.tokens if capacity is None else min(room.tokens, int(capacity * room.share))
     length = tokens // _ROUND * _ROUND or tokens

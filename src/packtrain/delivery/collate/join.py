@@ -26,8 +26,8 @@ def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) ->
         assert sample.labels.shape == sample.token_kinds.shape == (tokens,), f"{sample.id}: lengths differ"
         assert sample.position_ids.shape == (positions, tokens), f"{sample.id}: positions of another family"
         assert int(sample.position_ids[0, 0]) == 0, f"{sample.id}: positions do not start at 0"
-        assert int(sample.labels[0]) == IGNORED, f"{sample.id}: its first token carries loss, so it would be "
-        "predicted from its neighbour"
+        first = f"{sample.id}: its first token carries loss, so it would be predicted from its neighbour"
+        assert int(sample.labels[0]) == IGNORED, first
         unknown = set(sample.media) - set(contract.media)
         assert not unknown, f"{sample.id}: {sorted(unknown)} are not media of {contract.model_type}"
     limit = contract.longest_together
