@@ -90,24 +90,24 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 
 def leftovers(folder: Path, name: str, ending: str = "tmp") -> list[Path]:
     """Temporary files or folders for this name: being written, or left by killed processes."""
-    found = folder.glob(f".{glob.escape(name)}.*.{ending}")
-    return [path for path in found if path.name.split(".")[-2].isdecimal()]
+    paths = folder.glob(f".{glob.escape(name)}.*.{ending}")
+    return [path for path in paths if path.name.split(".")[-2].isdecimal()]
 
 
 def open_own(path: Path, flags: int) -> int:
     """The descriptor of a file that only we make; it is never emptied, and a link in its place is never followed."""
     try:
-        opened = os.open(
+        descriptor = os.open(
             path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
         )  # a pipe must not hold us up
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise _linked(path) from None
-    mode = os.fstat(opened).st_mode
+    mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return opened
-    os.close(opened)
+        return descriptor
+    os.close(descriptor)
     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) if stat.S_ISDIR(mode) else _linked(path)
 
 
@@ -193,12 +193,12 @@ def _remove_abandoned(folder: Path, *, only_writer: bool) -> None:
     """
     for path in leftovers(folder.parent, folder.name):
         with suppress(OSError):  # locked, or gone by now
-            left = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if (lock(left, wait=False) or only_writer) and any(path.iterdir()):
+                if (lock(descriptor, wait=False) or only_writer) and any(path.iterdir()):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
-                os.close(left)
+                os.close(descriptor)
 
 
 def _exchange(work: Path, folder: Path) -> None:
@@ -254,12 +254,12 @@ def read_json(
         raise PathError(str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file", fix=fix) from None
-    found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
-    if found != (kind, version):
-        older = found[0] == kind and isinstance(found[1], int) and found[1] < version
+    header = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
+    if header != (kind, version):
+        older = header[0] == kind and isinstance(header[1], int) and header[1] < version
         raise ArtifactError(
             str(path),
-            got=f"kind {found[0]!r}, format version {found[1]!r}"
+            got=f"kind {header[0]!r}, format version {header[1]!r}"
             + (", made by an older version of packtrain" if older else ""),
             expected=f"kind {kind!r}, format version {version}",
             fix=fix,

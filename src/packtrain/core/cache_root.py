@@ -11,9 +11,9 @@ from packtrain.core.errors import ConfigError
 
 def cache_dir() -> Path:
     """$PACKTRAIN_CACHE, or the user's cache folder."""
-    given = os.environ.get("PACKTRAIN_CACHE")
-    if given:
-        return Path(given).expanduser()
+    folder = os.environ.get("PACKTRAIN_CACHE")
+    if folder:
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "packtrain"
 

@@ -116,5 +116,5 @@ def in_one_line(error: BaseException) -> str:
 
 def by_signal(codes: Iterable[int]) -> str:
     """How processes ended, by their exit codes."""
-    known = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
-    return ", ".join(sorted({known.get(code, f"exit code {code}") for code in codes}))
+    names = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
+    return ", ".join(sorted({names.get(code, f"exit code {code}") for code in codes}))

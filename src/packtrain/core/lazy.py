@@ -42,10 +42,10 @@ def _source(package: str) -> str:
 
 def _imported(source: str) -> dict[str, str]:
     """Name -> module, from the imports under `if TYPE_CHECKING`."""
-    found = {}
+    modules = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for line in node.body:
                 assert isinstance(line, ast.ImportFrom), "only names are imported there"
-                found.update({alias.name: str(line.module) for alias in line.names})
-    return found
+                modules.update({alias.name: str(line.module) for alias in line.names})
+    return modules

@@ -234,33 +234,33 @@ class OnlineSource:
             self._price_ahead()
         if not self._priced:
             return False
-        arrival, found = self._priced.popleft()
+        arrival, result = self._priced.popleft()
         self._place = EntryPlace(arrival.place.unit, arrival.place.entry + 1)
-        if isinstance(found, Measured):
-            found = self._push(arrival, found) or found
-        if isinstance(found, LedgerEntry):
-            self._left_out.append(found)
+        if isinstance(result, Measured):
+            result = self._push(arrival, result) or result
+        if isinstance(result, LedgerEntry):
+            self._left_out.append(result)
             if len(self._left_out) >= self._report_after:
                 self._ready.append(self._planned([]))
         return True
 
-    def _push(self, arrival: Arrival, found: Measured) -> LedgerEntry | None:
+    def _push(self, arrival: Arrival, sample: Measured) -> LedgerEntry | None:
         """Let a sample wait for its pack; says why where no pack can hold it."""
-        uses, key = _uses(found.cost), arrival.place.key
+        uses, key = _uses(sample.cost), arrival.place.key
         over = [name for name, limit in self._capacities.items() if uses[name] > limit]
         if over:
             settings = ", ".join(f"{uses[name]} {name}, {SETTING_OF[name]} {self._capacities[name]}" for name in over)
             if self._config.overlong == "error":
-                raise DataError(f"sample {found.record_id} ({found.origin})", got=settings, expected="less")
+                raise DataError(f"sample {sample.record_id} ({sample.origin})", got=settings, expected="less")
             return LedgerEntry(
-                id=found.record_id,
-                origin=found.origin,
+                id=sample.record_id,
+                origin=sample.origin,
                 stage=PACKING,
                 reason=UNFIT,
                 detail=settings,
                 filtered=True,
             )
-        self._held[key], self._tokens[key] = arrival, found.cost.tokens
+        self._held[key], self._tokens[key] = arrival, sample.cost.tokens
         self._ready.extend(self._planned(keys) for keys in self._packer.push(key, uses))
         return None
 
@@ -276,8 +276,8 @@ class OnlineSource:
             block = list(islice(self._arrivals, self._read_ahead))
             for source, together in groupby(block, lambda arrival: arrival.source):
                 part = list(together)
-                found = self._measurer.measure([arrival.entry for arrival in part], source)
-                self._priced.extend(zip(part, found, strict=True))
+                results = self._measurer.measure([arrival.entry for arrival in part], source)
+                self._priced.extend(zip(part, results, strict=True))
         except BaseException:
             self._forget_reading()  # a generator that has raised would look like the end of the stream
             raise
@@ -334,11 +334,11 @@ class OnlineSource:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; one of other data or limits is refused."""
-        found = (state.get("version"), state.get("inputs"))
-        if found != (_STATE, self._inputs):
+        header = (state.get("version"), state.get("inputs"))
+        if header != (_STATE, self._inputs):
             raise ArtifactError(
                 "state of the stream",
-                got=f"version {found[0]}, inputs {found[1]}",
+                got=f"version {header[0]}, inputs {header[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
                 fix="it belongs to other data, another model or other limits: use those, or start over"
                 if state.get("template_date") == self._request.template_date

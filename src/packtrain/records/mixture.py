@@ -52,12 +52,12 @@ def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problem
     folder, items = os.path.dirname(os.path.abspath(file)), []
     for number, member in enumerate(members):
         where = f"{split}.{kind}[{number}]" if kind else split
-        found = [*_problems(member, share)]
+        faults = [*_problems(member, share)]
         try:
-            items.append(_member(member, folder, split, share)) if not found else None
+            items.append(_member(member, folder, split, share)) if not faults else None
         except ConfigError as error:
-            found = [str(error.got)]
-        problems += [f"{where}: {problem}; {_WAY}" for problem in found]
+            faults = [str(error.got)]
+        problems += [f"{where}: {problem}; {_WAY}" for problem in faults]
     return _shared(items) if share == "weight" and not problems else items
 
 
@@ -76,15 +76,15 @@ def _problems(member: Any, share: str) -> Iterator[str]:
 
 def _member(member: Item, folder: str, split: str, share: str) -> Item:
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(member["path"])))
-    found: Item = {"path": path}
+    item: Item = {"path": path}
     if os.path.isdir(path):
-        found["name"] = os.path.basename(os.path.normpath(path))
-        found |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
+        item["name"] = os.path.basename(os.path.normpath(path))
+        item |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
     elif path.lower().endswith((".yaml", ".yml")):
         raise ConfigError(path, got=f"{member['path']} is a metadataset inside a metadataset")
     if share:
-        found["repeats" if share == "repetitions" else share] = member.get(share, 1)
-    return found
+        item["repeats" if share == "repetitions" else share] = member.get(share, 1)
+    return item
 
 
 def _shards(folder: str, split: str) -> str:
@@ -224,8 +224,8 @@ def _of_internvl(name: str, entry: Item, folder: str, problems: list[str]) -> It
         here = isinstance(given, str) and not os.path.exists(os.path.join(folder, given)) and os.path.exists(given)
         return os.path.abspath(given) if here else given
 
-    found = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
-    return {**found, "media_root": place("root")} if entry["root"] else found
+    item = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
+    return {**item, "media_root": place("root")} if entry["root"] else item
 
 
 def _strange(name: str, entry: Item, known: set[str]) -> list[str]:

@@ -134,14 +134,14 @@ def data_files(specs: Sequence[SourceSpec]) -> list[str]:
 
 def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
     """The same files by names that stay when a dataset is moved: relative to it, among several after its source."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for number, spec in enumerate(specs):
         before = f"{spec.name}/" if len(specs) > 1 else ""
         for file in _local_files(spec):
             name = before + shown_name(spec, file) if local_root(spec) is not None else file
-            while found.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
+            while files.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
                 name = f"{number}:{name}"
-    return found
+    return files
 
 
 def _local_files(spec: SourceSpec) -> list[str]:
@@ -282,11 +282,11 @@ def _kind_of_folder(folder: str) -> str:
         raise ConfigError(
             f"dataset_path {folder}", got="a folder of the hub's cache", expected=expected, fix=f"name {snapshots[0]}"
         )
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for file in walk(folder):
         if kind := kind_of_name(file):
-            found.setdefault(kind, []).append(file)
-    return _one_kind(found, folder, _head)
+            files.setdefault(kind, []).append(file)
+    return _one_kind(files, folder, _head)
 
 
 def _kind_of_remote(path: str) -> str:
@@ -297,16 +297,16 @@ def _kind_of_remote(path: str) -> str:
         kind = (
             _one_kind(folder, path, lambda file: (remote_head(file, "json", LOOK) or ("", b""))[1]) if folder else None
         )
-    found = remote_head(path, kind or "jsonl", LOOK)
-    if found is None:
+    head = remote_head(path, kind or "jsonl", LOOK)
+    if head is None:
         raise _nothing_there(path)
-    return _kind_of_content(found[1], found[0])
+    return _kind_of_content(head[1], head[0])
 
 
-def _one_kind(found: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
+def _one_kind(files: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
     """The kind of a folder's files. Beside others, .json files without records are settings; any other are refused."""
-    kinds = set(found)
-    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in found.get("json", ())):
+    kinds = set(files)
+    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in files.get("json", ())):
         kinds -= {"json"}
     if len(kinds) == 1:
         return kinds.pop()

@@ -99,17 +99,17 @@ class PackCollator:
             )
         samples = rows[0].samples
         checked_sample(samples, self._contract)
-        behind = self._behind(rows[0])
-        padding = sum(behind)
-        batch = self._tokens(samples, behind)
+        gaps = self._behind(rows[0])
+        padding = sum(gaps)
+        batch = self._tokens(samples, gaps)
         if self._contract.token_types is not None:
-            batch[self._contract.token_types] = self._token_types(rows[0], behind)
+            batch[self._contract.token_types] = self._token_types(rows[0], gaps)
         batch |= join_media(samples, self._contract, dtype=self.dtype)
         if self._boundaries:
-            batch |= self._segments(rows[0], behind)
+            batch |= self._segments(rows[0], gaps)
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples]
-            batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in behind]))[None]
+            batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in gaps]))[None]
         batch["use_cache"] = False  # a cache would hide the restarts, and models make one by default
         patches = count_patches(samples, self._patch_size)
         info = batch_info(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
@@ -136,21 +136,21 @@ class PackCollator:
             )
         return [*gaps, whole - tokens]
 
-    def _tokens(self, samples: Sequence[EncodedSample], behind: Sequence[int]) -> dict[str, Any]:
+    def _tokens(self, samples: Sequence[EncodedSample], gaps: Sequence[int]) -> dict[str, Any]:
         """Ids, labels and positions; nothing else can see padding."""
-        ids = _between([sample.input_ids for sample in samples], [_filled(count, self._pad_id) for count in behind])
-        labels = _between([sample.labels for sample in samples], [_filled(count, IGNORED) for count in behind])
+        ids = _between([sample.input_ids for sample in samples], [_filled(count, self._pad_id) for count in gaps])
+        labels = _between([sample.labels for sample in samples], [_filled(count, IGNORED) for count in gaps])
         mrope = self._contract.positions == "mrope"
-        taken = [sample.position_ids for sample in samples]
-        fillers = [_padding_positions(taken, count).expand(4 if mrope else 1, -1) for count in behind]
-        positions = torch.cat(_between(taken, fillers), dim=1)
+        sample_positions = [sample.position_ids for sample in samples]
+        fillers = [_padding_positions(sample_positions, count).expand(4 if mrope else 1, -1) for count in gaps]
+        positions = torch.cat(_between(sample_positions, fillers), dim=1)
         return {
             "input_ids": torch.cat(ids)[None],
             "labels": torch.cat(labels)[None],
             "position_ids": positions[:, None] if mrope else positions,
         }
 
-    def _token_types(self, row: PackedRow, behind: Sequence[int]) -> Tensor:
+    def _token_types(self, row: PackedRow, gaps: Sequence[int]) -> Tensor:
         """Which tokens are images, for models whose images see themselves in both directions.
 
         Such a model takes neighbouring image tokens for one image, whichever samples they belong to.
@@ -164,17 +164,17 @@ class PackCollator:
                     fix="use the model's chat template, or put text in front of the image",
                 )
         kinds = [(sample.token_kinds == IMAGE).long() for sample in row.samples]
-        return torch.cat(_between(kinds, [_filled(count, TEXT) for count in behind]))[None]
+        return torch.cat(_between(kinds, [_filled(count, TEXT) for count in gaps]))[None]
 
-    def _segments(self, row: PackedRow, behind: Sequence[int]) -> dict[str, Any]:
+    def _segments(self, row: PackedRow, gaps: Sequence[int]) -> dict[str, Any]:
         """Where segments begin and end, for kernels that take them as numbers."""
-        lengths = [length for length in _between([len(sample) for sample in row.samples], behind) if length]
+        lengths = [length for length in _between([len(sample) for sample in row.samples], gaps) if length]
         longest = max(lengths)
         if self._constant is not None and self._constant.segments is not None:
             if len(lengths) > self._constant.segments:
                 raise DataError(
                     pack_name(row),
-                    got=f"{len(row.samples)} samples" + (" and padding" if any(behind) else ""),
+                    got=f"{len(row.samples)} samples" + (" and padding" if any(gaps) else ""),
                     expected=f"at most {self._constant.segments} segments",
                     fix="raise the segments of the static shapes, or limit the samples per pack",
                 )
@@ -187,23 +187,23 @@ class PackCollator:
 
 def offsets_of(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
     """Where each sample begins in its row."""
-    taken = [-(-len(sample) // alignment) * alignment for sample in samples]
-    return [sum(taken[:number]) for number in range(len(taken))]
+    lengths = [-(-len(sample) // alignment) * alignment for sample in samples]
+    return [sum(lengths[:number]) for number in range(len(lengths))]
 
 
-def _between(parts: Sequence[Any], behind: Sequence[Any]) -> list[Any]:
+def _between(parts: Sequence[Any], fillers: Sequence[Any]) -> list[Any]:
     """Each part with what follows it; then what follows the last."""
-    return [one for pair in zip(parts, behind, strict=False) for one in pair] + [behind[-1]]
+    return [one for pair in zip(parts, fillers, strict=False) for one in pair] + [fillers[-1]]
 
 
-def _padding_positions(taken: Sequence[Tensor], padding: int) -> Tensor:
+def _padding_positions(positions: Sequence[Tensor], padding: int) -> Tensor:
     """0, 1, 2, ... up to the largest position of the samples, and again from 0.
 
     A larger one would change the samples where rotary frequencies follow the largest position of a row, and be none at
     all where positions are learned.
     """
-    known = int(torch.cat([*taken], dim=1).amax(1).min()) + 1 if taken else EMPTY_TOKENS
-    return torch.arange(padding) % known
+    period = int(torch.cat([*positions], dim=1).amax(1).min()) + 1 if positions else EMPTY_TOKENS
+    return torch.arange(padding) % period
 
 
 def _filled(tokens: int, value: int) -> Tensor:

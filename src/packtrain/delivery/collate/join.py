@@ -39,11 +39,11 @@ def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) ->
             raise too_long_together(f"sample {sample.id} of {reached} tokens beside others", limit)
 
 
-def too_long_together(found: str, limit: int) -> DataError:
+def too_long_together(got: str, limit: int) -> DataError:
     """The error for a model whose rotary frequencies, for the whole row, follow the longest sample in it."""
     return DataError(
         "rotary positions",
-        got=found,
+        got=got,
         expected=f"at most {limit} tokens: beyond, this model's rotary frequencies change for the whole row",
         fix=f"pack with packing_length {limit} or less, or train with packing: false and batch size 1",
     )
@@ -107,12 +107,12 @@ def _alike(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor])
     """Refuse what the model takes only in one size, with the samples' names: LLaVA-OneVision's videos."""
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
-        found = ", ".join(
+        sizes = ", ".join(
             f"{sample.id} {tuple(sample.media[name].shape)}" for sample in samples if name in sample.media
         )
         raise DataError(
             f"{name} of one pack",
-            got=found,
+            got=sizes,
             expected="the same number of frames in all videos, since this model batches them",
             fix="set num_frames in processor_config, then measure and pack again",
         )
@@ -132,10 +132,10 @@ def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:
 
 def _grown(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
     """Zeros after the ends of some dimensions."""
-    behind = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
-    if not any(behind):
+    padding = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
+    if not any(padding):
         return part
-    return pad(part, [side for more in reversed(behind) for side in (0, more)])
+    return pad(part, [side for more in reversed(padding) for side in (0, more)])
 
 
 def count_patches(samples: Sequence[EncodedSample], patch_size: int) -> int | None:

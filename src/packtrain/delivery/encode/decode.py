@@ -72,24 +72,24 @@ def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> n
         raise ConfigError(
             "decoding video", got="PyAV is not installed", expected="the package av", fix="pip install av"
         ) from error
-    wanted = sorted(set(indices))
-    found: dict[int, np.ndarray[Any, Any]] = {}
+    positions = sorted(set(indices))
+    frames_at: dict[int, np.ndarray[Any, Any]] = {}
     size = 0
     with _faults("video cannot be decoded", ref):
         options = {"format_whitelist": FORMATS}
         with store.open(ref) as stream, av.open(stream, options=options, metadata_errors="replace") as container:
             for at, frame in enumerate(container.decode(video=0)):
-                if len(found) == len(wanted):
+                if len(frames_at) == len(positions):
                     break
-                if at == wanted[len(found)]:
-                    found[at] = frame.to_ndarray(format="rgb24")
-                    size += found[at].nbytes
+                if at == positions[len(frames_at)]:
+                    frames_at[at] = frame.to_ndarray(format="rgb24")
+                    size += frames_at[at].nbytes
                     if size > MAX_DECODED_BYTES:
                         raise RecordError("decode", "video too large", f"{size:,} bytes")
-        if len(found) < len(wanted):
-            detail = f"{len(found)} of {len(wanted)} found"
+        if len(frames_at) < len(positions):
+            detail = f"{len(frames_at)} of {len(positions)} found"
             raise RecordError("decode", "video has fewer frames than its header says", detail)
-        return np.stack([found[index] for index in indices])
+        return np.stack([frames_at[index] for index in indices])
 
 
 def media_header(store: MediaStore, medium: Media) -> MediaHeader:

@@ -84,18 +84,18 @@ def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
     try:
         text = _load(folder) if "transformers" in sys.modules else in_another_process(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise ConfigError(
             f"{folder}/config.json",
-            got=f"a config that transformers cannot load: {said}",
+            got=f"a config that transformers cannot load: {reason}",
             expected="a model of transformers without remote code",
             fix="check the folder with AutoConfig.from_pretrained; a newer transformers may support the model",
         ) from None
-    found: dict[str, Any] = json.loads(text)
+    config: dict[str, Any] = json.loads(text)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, KIND, VERSION, {"config": found}, checked=True)
-    return found
+        write_json(file, KIND, VERSION, {"config": config}, checked=True)
+    return config
 
 
 def _load(folder: str) -> str:

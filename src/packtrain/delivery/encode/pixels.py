@@ -81,19 +81,19 @@ class MediaProcessor:
         images = [medium for medium in decoded if medium.header.kind == "image"]
         videos = [medium for medium in decoded if medium.header.kind == "video"]
         try:
-            made = self._images(images) if images else {}
+            tensors = self._images(images) if images else {}
             made_videos = self._videos(videos) if videos else {}
         except MemoryError:
             raise
         except Exception as error:  # a processor may fail in any way on bad media
             raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}"[:300]) from None
         if self._contract.text_order:
-            made = {"pixel_values": _in_text_order(made, made_videos, runs)}
+            tensors = {"pixel_values": _in_text_order(tensors, made_videos, runs)}
         else:
-            made = {**made, **made_videos}
-        found = {name: made[name] for name in self._contract.media if name in made}
-        _check_shapes(self._contract, found, decoded, expansions)
-        return found
+            tensors = {**tensors, **made_videos}
+        media = {name: tensors[name] for name in self._contract.media if name in tensors}
+        _check_shapes(self._contract, media, decoded, expansions)
+        return media
 
     def _images(self, images: Sequence[Decoded]) -> dict[str, Any]:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
@@ -111,14 +111,16 @@ class MediaProcessor:
             kwargs = self._for(alike[0].header).videos
             return dict(self._processor.video_processor(frames, video_metadata=metadata, **kwargs))
 
-        made = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
+        tensors = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
         if "second_per_grid_ts" in self._contract.media:
             step = self._processor.video_processor.temporal_patch_size
-            made["second_per_grid_ts"] = torch.tensor([step / about.sampled_fps for about in made["video_metadata"]])
+            tensors["second_per_grid_ts"] = torch.tensor(
+                [step / about.sampled_fps for about in tensors["video_metadata"]]
+            )
         for name, join in self._contract.media.items():
-            if join == "images" and name in made:  # (videos, frames, ...), but a video is images of one sample
-                made[name] = made[name].flatten(0, 1).unsqueeze(0)
-        return made
+            if join == "images" and name in tensors:  # (videos, frames, ...), but a video is images of one sample
+                tensors[name] = tensors[name].flatten(0, 1).unsqueeze(0)
+        return tensors
 
 
 def _called(
@@ -130,14 +132,14 @@ def _called(
     """
     import torch
 
-    made = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
-    if len(made) == 1:
-        return made[0]
+    outputs = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
+    if len(outputs) == 1:
+        return outputs[0]
     return {
-        name: torch.cat([one[name] for one in made])
-        if torch.is_tensor(found)
-        else [x for one in made for x in one[name]]
-        for name, found in made[0].items()
+        name: torch.cat([one[name] for one in outputs])
+        if torch.is_tensor(tensor)
+        else [x for one in outputs for x in one[name]]
+        for name, tensor in outputs[0].items()
     }
 
 
@@ -228,12 +230,12 @@ def _check_shapes(
         if name == "pixel_values" and "pixel_values_videos" in contract.media:
             kinds = ("image",)
         shown = [made for medium, made in zip(decoded, expansions, strict=True) if medium.header.kind in kinds]
-        found = tuple(media[name].shape) if name in media else ()
+        shape = tuple(media[name].shape) if name in media else ()
         expected = _leading_shape(name, contract, shown)
-        if found[: len(expected)] != expected:
+        if shape[: len(expected)] != expected:
             raise DriftError(
                 f"{name} of " + (", ".join(medium.name for medium in decoded) or "a sample"),
-                got=f"shape {found} from the real processor",
+                got=f"shape {shape} from the real processor",
                 expected=f"{expected} in front, as computed from the sizes of the media",
                 fix="the family's rule and the installed transformers disagree: please report it with both versions",
             )

@@ -164,10 +164,12 @@ class RealProcessor:
             processor_kwargs=kwargs,
             **variables,
         )
-        found = dict(outputs)
-        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages, variables), self._eos)
-        found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
-        return found
+        fields = dict(outputs)
+        fields["input_ids"] = self._ended(
+            fields["input_ids"][0].tolist(), self._rendered(messages, variables), self._eos
+        )
+        fields["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
+        return fields
 
     def _with_media(self, record: Record, store: MediaStore) -> tuple[list[dict[str, Any]], list[Any]]:
         messages, metadata, bounded = [], [], _bounded(record)
@@ -279,7 +281,7 @@ def _bounded(record: Record) -> set[MediaKind]:
 def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
     """Ids after the last that stands for a medium; None where there should be one and none is found."""
     everything = None if expected else len(ids)
-    return next((behind for behind, i in enumerate(reversed(ids)) if i in media), everything)
+    return next((count for count, i in enumerate(reversed(ids)) if i in media), everything)
 
 
 def _texts(parts: tuple[Text | Media, ...]) -> list[str]:
@@ -298,13 +300,13 @@ class ProcessorRule:
 
     def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
         """One record after the other, encoded for real."""
-        found: list[Priced | RecordError] = []
+        priced: list[Priced | RecordError] = []
         for sized in batch:
             try:
-                found.append(self._price(sized.record, sized.headers, store))
+                priced.append(self._price(sized.record, sized.headers, store))
             except RecordError as error:
-                found.append(error)
-        return found
+                priced.append(error)
+        return priced
 
     def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
         if record.tokens is not None:
@@ -326,8 +328,8 @@ class ProcessorRule:
         text_tokens = real.tokens - media_tokens
         # Where nothing says which ids are media, nothing may be cut.
         tail = 0 if real.tail_tokens is None else real.tail_tokens
-        found, supervision = self._text.text_counts(record)
-        text = found or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
+        counts, supervision = self._text.text_counts(record)
+        text = counts or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
         if text.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
         cost = Cost(

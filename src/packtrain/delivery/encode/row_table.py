@@ -94,11 +94,11 @@ class RowTable:
         """The rows in a file, or in a folder that holds one such file."""
         path = Path(path)
         if path.is_dir():
-            found = sorted(path.glob("rows-*.arrow"))
-            if len(found) != 1:
-                names = ", ".join(file.name for file in found) or "none"
+            paths = sorted(path.glob("rows-*.arrow"))
+            if len(paths) != 1:
+                names = ", ".join(file.name for file in paths) or "none"
                 raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
-            path = found[0]
+            path = paths[0]
         made = cls(path).checked()
         len(made)  # so that a file that cannot be used is noticed here
         return made
@@ -106,8 +106,8 @@ class RowTable:
     def checked(self) -> RowTable:
         """This one, if it is as it was written."""
         if checks_here():
-            found = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
-            sums = found if isinstance(found, dict) else {}
+            stored = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
+            sums = stored if isinstance(stored, dict) else {}
             require_sums(self.path.parent, {self.path.name: sums.get(self.path.name)}, fix=_AGAIN)
         return self
 
@@ -137,15 +137,15 @@ class RowTable:
     @cached_property
     def _table(self) -> pa.Table:
         try:
-            found = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-            found.validate()
+            table = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
+            table.validate()
         except (OSError, pa.ArrowException) as error:
             got = in_one_line(error)
             raise ArtifactError(str(self.path), got=got, expected="rows of a cost table", fix=_AGAIN) from None
-        if not found.schema.equals(ROW_SCHEMA) or _FILES not in (found.schema.metadata or {}):
-            got, expected = ", ".join(found.schema.names), ", ".join(ROW_SCHEMA.names)
+        if not table.schema.equals(ROW_SCHEMA) or _FILES not in (table.schema.metadata or {}):
+            got, expected = ", ".join(table.schema.names), ", ".join(ROW_SCHEMA.names)
             raise ArtifactError(str(self.path), got=got, expected=expected, fix=_AGAIN)
-        return found
+        return table
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
@@ -177,9 +177,9 @@ def _write(table: CostTable, path: Path, fingerprint: str) -> None:
         pa.ipc.new_file(file, schema) as writer,
     ):
         for start in range(0, len(table), ROWS_PER_BATCH):
-            found = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
-            found["source"] = sources[found["file"]]
-            columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
+            values = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
+            values["source"] = sources[values["file"]]
+            columns = [pa.array(values[field.name]).cast(field.type) for field in ROW_SCHEMA]
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 

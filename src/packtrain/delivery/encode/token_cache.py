@@ -103,9 +103,9 @@ class PartColumns:
             batches = pa.ipc.open_file(pa.memory_map(str(path)))
             if batches.num_record_batches != 1 or not batches.schema.equals(PART_SCHEMA):
                 raise ValueError("other columns")
-            found = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
-            if found != fingerprint:
-                raise ValueError(f"tokens of other inputs ({found or 'unknown'}): rebuilt in the meantime")
+            written_for = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
+            if written_for != fingerprint:
+                raise ValueError(f"tokens of other inputs ({written_for or 'unknown'}): rebuilt in the meantime")
             batch = batches.get_batch(0)
             batch.validate()
         except (OSError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError too
@@ -117,14 +117,14 @@ class PartColumns:
 
     def sample(self, at: int) -> SampleTokens | None:
         """One row, compared with its checksum; None where it is not what was written."""
-        found = {}
+        columns = {}
         for name, shape in _LISTS.items():
             offsets, values = self.lists[name]
             part = values[int(offsets[at]) : int(offsets[at + 1])]
             if len(part) % abs(shape[-1]):
                 return None
-            found[name] = part.reshape(shape)
-        sample = SampleTokens(key=int(self.key[at]), **found)
+            columns[name] = part.reshape(shape)
+        sample = SampleTokens(key=int(self.key[at]), **columns)
         return sample if sample.check == self.check[at] else None
 
 

@@ -67,8 +67,10 @@ class PackLoader(DataLoader):
         timeout: float = 0,
         multiprocessing_context: str | None = None,
     ) -> None:
-        here = rank_and_world()
-        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        detected = rank_and_world()
+        rank, world = (
+            default if value is None else value for value, default in zip((rank, world), detected, strict=True)
+        )
         sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
         self._position = LoaderPosition(sampler)
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: from where to read on
@@ -256,8 +258,10 @@ class PackStream(IterableDataset[PackedRow]):
         world: int | None = None,
         rows_per_batch: int = 1,
     ) -> None:
-        here = rank_and_world()
-        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        detected = rank_and_world()
+        rank, world = (
+            default if value is None else value for value, default in zip((rank, world), detected, strict=True)
+        )
         self._source = source
         self._position = LoaderPosition(PackSampler(schedule, rank, world, rows_per_batch=rows_per_batch))
 

@@ -81,14 +81,14 @@ def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch:
 
     Epochs that were set are steps of the plan, unless steps were set, which count before them.
     """
-    found = copy.copy(args)  # the same arguments may be meant for another dataset, too
-    wanted = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
+    derived = copy.copy(args)  # the same arguments may be meant for another dataset, too
+    values = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
     if "num_train_epochs" in _set(args) and "max_steps" not in _set(args):
-        wanted["max_steps"] = _steps_of(args.num_train_epochs, schedule)
-    for name, value in wanted.items():
+        values["max_steps"] = _steps_of(args.num_train_epochs, schedule)
+    for name, value in values.items():
         if name not in _set(args):
-            setattr(found, name, value)
-    return found
+            setattr(derived, name, value)
+    return derived
 
 
 def _set(args: TrainingArguments) -> set[str]:
@@ -290,10 +290,10 @@ class PackedTraining:
             output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
         finally:
             self.compute_loss_func, self._evaluated = given, None
-        found = taking.outcome()
-        found.warn(metric_key_prefix, first=self.args.process_index == 0)
-        output.metrics.update(found.counts(metric_key_prefix))
-        return output._replace(num_samples=found.samples)
+        evaluated = taking.outcome()
+        evaluated.warn(metric_key_prefix, first=self.args.process_index == 0)
+        output.metrics.update(evaluated.counts(metric_key_prefix))
+        return output._replace(num_samples=evaluated.samples)
 
 
 def _saved(state: TrainerState) -> dict[str, Any]:
@@ -327,11 +327,11 @@ class PlanProgress(TrainerCallback):
                     expected="a checkpoint of a run over packs",
                     fix="load its weights and start a new run instead of resuming",
                 )
-            found = LoaderState.from_plain(saved)
-            self._schedule.check(found)
-            here = self._schedule.state_after(state.global_step)
-            if found != here:
-                raise ArtifactError("checkpoint", got=str(asdict(found)), expected=f"{asdict(here)} at its step")
+            position = LoaderState.from_plain(saved)
+            self._schedule.check(position)
+            expected = self._schedule.state_after(state.global_step)
+            if position != expected:
+                raise ArtifactError("checkpoint", got=str(asdict(position)), expected=f"{asdict(expected)} at its step")
             stream = _saved(state).get(_STREAM)
             if stream is not None and self._dataset is not None:  # else it is read from its beginning
                 self._dataset.source.load_state_dict(stream)

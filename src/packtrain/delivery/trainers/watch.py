@@ -68,9 +68,9 @@ class Heartbeat:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, found: bytes) -> Heartbeat:
+    def from_bytes(cls, text: bytes) -> Heartbeat:
         """What `to_bytes` wrote."""
-        return cls(**json.loads(found))
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +118,14 @@ class Watchdog:
         silent = self._lasts(now, rank, "silent", beat.number)
         if silent > self.timeouts.silent:
             return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {silent:.1f} s")]
-        behind = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
+        lag = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
         limit = self.timeouts.start if beat.step == NOT_STARTED else self.timeouts.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
-        if beat.place >= furthest or behind <= limit or silent > self.timeouts.silent / 4:
+        if beat.place >= furthest or lag <= limit or silent > self.timeouts.silent / 4:
             return []
         others = f"while others are at step {furthest[0]}"
         at = f"; it is at {beat.at}" if beat.at else ""
-        return [(2, rank, f"{_name(rank, beat)} has made no progress for {behind:.1f} s {others}{at}")]
+        return [(2, rank, f"{_name(rank, beat)} has made no progress for {lag:.1f} s {others}{at}")]
 
     def _lasts(self, now: float, rank: int, what: str, value: object) -> float:
         """For how long this value has not changed."""
@@ -275,12 +275,12 @@ class RankWatch:
             try:
                 store.set(str(self._rank), self._next_heartbeat().to_bytes())
                 known |= {rank for rank in self._watched if rank not in known and store.check([str(rank)])}
-                found = dict.fromkeys(self._watched) | _read(store, sorted(known))
+                heartbeats = dict.fromkeys(self._watched) | _read(store, sorted(known))
             except RuntimeError:  # the store is gone, or does not answer; the monitor decides what that means
                 self._wake.wait(self._interval)
                 continue
             with self._round_ended:
-                self._heartbeats, self._rounds = found, self._rounds + 1
+                self._heartbeats, self._rounds = heartbeats, self._rounds + 1
                 self._round_ended.notify_all()
             self._wake.wait(self._interval)
 

@@ -200,9 +200,9 @@ def _spans(marked: Sequence[bool]) -> tuple[tuple[int, int], ...]:
     >>> _spans([True, False, True, True])
     ((0, 1), (2, 4))
     """
-    found, at = [], 0
+    spans, at = [], 0
     for learned, run in itertools.groupby(marked):
         begin, at = at, at + sum(1 for _ in run)
         if learned:
-            found.append((begin, at))
-    return tuple(found)
+            spans.append((begin, at))
+    return tuple(spans)

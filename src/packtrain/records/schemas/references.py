@@ -33,7 +33,7 @@ def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
     """The limits that a part of a message, or an item of a media column, gives its medium."""
     if LIMIT_KEYS.isdisjoint(part):
         return None
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for key in LIMIT_KEYS.intersection(part):
         value = part[key]
         if value is None:
@@ -43,14 +43,14 @@ def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
             known = ", ".join(PART_LIMITS[kind]) or "none"
             raise RecordError("schema", "an unknown limit in a part", f"{key} of {a_kind(kind)}; known are {known}")
         whole = isinstance(value, int) or (isinstance(value, float) and (name == "fps" or value.is_integer()))
-        if not whole or isinstance(value, bool) or not 0 < value < 1e12 or found.get(name, value) != value:
+        if not whole or isinstance(value, bool) or not 0 < value < 1e12 or limits.get(name, value) != value:
             raise RecordError("schema", "a limit in a part is not a usable number", f"{key}: {ascii(value)[:60]}")
-        found[name] = value if name == "fps" else int(value)
-    resized = ("resized_height" in found) + ("resized_width" in found)
-    if resized == 1 or (resized and len(found) > 2) or {"fps", "num_frames"} <= found.keys():
-        detail = f"{', '.join(sorted(found))}: resized_height goes only with resized_width, and fps excludes nframes"
+        limits[name] = value if name == "fps" else int(value)
+    resized = ("resized_height" in limits) + ("resized_width" in limits)
+    if resized == 1 or (resized and len(limits) > 2) or {"fps", "num_frames"} <= limits.keys():
+        detail = f"{', '.join(sorted(limits))}: resized_height goes only with resized_width, and fps excludes nframes"
         raise RecordError("schema", "limits in a part contradict each other", detail)
-    return PartLimits(**found) if found else None
+    return PartLimits(**limits) if limits else None
 
 
 def a_kind(kind: MediaKind) -> str:
@@ -238,7 +238,7 @@ def gather(
     value: RawRecord, columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
 ) -> MediaPool | None:
     """The pool of a record, or None for a record without any medium outside its messages."""
-    found: dict[MediaKind, list[object]] = {}
+    items: dict[MediaKind, list[object]] = {}
     named: dict[MediaKind, str] = {}
     beside = {attached_kind(key, ref) for key, ref in attached.items()}
     for column, kind in columns:
@@ -251,5 +251,5 @@ def gather(
         if kind in named:
             raise RecordError("schema", "two columns for the same kind of media", f"{column} and {named[kind]}")
         named[kind] = column
-        found[kind] = list(item) if isinstance(item, list | tuple) else [item]
-    return MediaPool(found, attached) if any(found.values()) or attached else None
+        items[kind] = list(item) if isinstance(item, list | tuple) else [item]
+    return MediaPool(items, attached) if any(items.values()) or attached else None

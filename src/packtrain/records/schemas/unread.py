@@ -108,8 +108,8 @@ class UnreadNames:
 
     def handed_over(self) -> dict[str, list[Any]]:
         """Number of records and the first one's id by name, of all since the last call."""
-        found, self._found = self._found, {}
-        return found
+        counts, self._found = self._found, {}
+        return counts
 
 
 def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
@@ -118,7 +118,7 @@ def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
     >>> unread_items({"id": 1, "messages": [{"role": "user", "content": "x", "mood": "good"}], "rating": 5}, "messages")
     [('rating', 5), ('messages[].mood', 'good')]
     """
-    found = [
+    unread = [
         (str(name), value[name])
         for name in _unread_columns(tuple(value), schema)
         if _filled(value[name]) and not (name in LOSS_FLAGS and is_flag(value[name]))
@@ -126,15 +126,15 @@ def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
     columns = [name for name in _TURNS.get(schema, ()) if value.get(name) is not None]
     for column in columns if schema == "prompt_completion" else columns[:1]:
         if isinstance(turns := value[column], list | tuple):
-            found += _unread_in_turns(turns, column)
-    found += [(name, value[name]) for name in columns[1:] if schema != "prompt_completion"]
-    return found
+            unread += _unread_in_turns(turns, column)
+    unread += [(name, value[name]) for name in columns[1:] if schema != "prompt_completion"]
+    return unread
 
 
-def refuse_lookalikes(found: Iterable[tuple[str, object]], messages: Sequence[Message] | None) -> None:
+def refuse_lookalikes(unread: Iterable[tuple[str, object]], messages: Sequence[Message] | None) -> None:
     """Refuse a record of which something unread looks like loss control, or like a medium of a kind that `messages` do
     not show; None for a model that takes no media."""
-    for name, item in found:
+    for name, item in unread:
         words = {word.lower() for word in _WORD.findall(name.rpartition(".")[2])}
         if words & _LOSS_WORDS and not words & _ABOUT and is_flag(item):
             detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_way(name, 'weight')}"

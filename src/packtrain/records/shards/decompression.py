@@ -65,8 +65,8 @@ def file_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 def plain_content(stored: Iterable[bytes], kind: Compression, *, zstd_input: int = ZSTD_INPUT) -> Iterator[bytes]:
     """The content of stored bytes in blocks. RecordError at a fault, after the blocks before it."""
-    found = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
-    for piece in found:
+    pieces = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
+    for piece in pieces:
         for start in range(0, len(piece), BLOCK):
             yield piece[start : start + BLOCK] if len(piece) > BLOCK else piece
 

@@ -224,16 +224,16 @@ class ShardCache:
 
     def _stored(self, order: _Order) -> CachedFile:
         """A file in the cache, fetched by us or by another process for whose progress we wait."""
-        seen, since, pause = None, time.monotonic(), 0.005
+        last, since, pause = None, time.monotonic(), 0.005
         while True:
-            found = self._folder.claim(order.key)
-            if isinstance(found, CachedFile):
-                return found
-            if isinstance(found, Writing):
-                return self._fetch(order, found, spare_wanted=False, goes_on=lambda: True)
+            claim = self._folder.claim(order.key)
+            if isinstance(claim, CachedFile):
+                return claim
+            if isinstance(claim, Writing):
+                return self._fetch(order, claim, spare_wanted=False, goes_on=lambda: True)
             now = time.monotonic()
-            if found != seen:
-                seen, since = found, now
+            if claim != last:
+                last, since = claim, now
             elif now - since > self._patience:
                 raise NoRoom(0)
             time.sleep(pause)
@@ -265,9 +265,9 @@ class ShardCache:
             return "no room"
         try:
             identity = self._identity(file)
-            found = self._folder.claim(entry_key(file, identity))
-            if isinstance(found, Writing):
-                found = self._fetch(self._order(file, identity), found, spare_wanted=True, goes_on=goes_on)
+            claim = self._folder.claim(entry_key(file, identity))
+            if isinstance(claim, Writing):
+                claim = self._fetch(self._order(file, identity), claim, spare_wanted=True, goes_on=goes_on)
         except NoRoom as fault:
             return "settled" if fault.needed > self._folder.budget else "no room"
         except CacheFault as fault:
@@ -275,9 +275,9 @@ class ShardCache:
             return "no room"
         except (OSError, RecordError, PacktrainError):
             return "settled"
-        if not isinstance(found, CachedFile):
+        if not isinstance(claim, CachedFile):
             return "busy"
-        self._folder.close(found.fd)
+        self._folder.close(claim.fd)
         return "settled"
 
     def _notice(self, fault: CacheFault) -> None:
