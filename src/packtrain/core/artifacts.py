@@ -103,12 +103,16 @@ def open_own(path: Path, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise _linked(path) from None
+        raise _link_error(path) from None
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
-    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) if stat.S_ISDIR(mode) else _linked(path)
+    raise (
+        IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if stat.S_ISDIR(mode)
+        else _link_error(path)
+    )
 
 
 def refuse_links(folder: Path) -> None:
@@ -120,10 +124,10 @@ def refuse_links(folder: Path) -> None:
             if entry.is_dir(follow_symlinks=False):
                 refuse_links(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
-                raise _linked(Path(entry.path))
+                raise _link_error(Path(entry.path))
 
 
-def _linked(path: Path) -> ArtifactError:
+def _link_error(path: Path) -> ArtifactError:
     got = f"a link to {os.readlink(path)!a}" if path.is_symlink() else "a pipe, a socket or a device"
     return ArtifactError(
         str(path),
@@ -280,7 +284,7 @@ def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
     False where the disk has no locks, or where the lock file can be neither made nor opened: then there is no waiting.
     What is complete there can still be used, and writing fails with its own error.
     """
-    file = _opened(path)
+    file = _open_lock_file(path)
     held = False
     try:
         held = file is not None and lock(file, wait=wait)
@@ -331,7 +335,7 @@ def lock(descriptor: int, *, wait: bool = True) -> bool:
     return True
 
 
-def _opened(path: Path) -> int | None:
+def _open_lock_file(path: Path) -> int | None:
     """The file of a lock, made where it is not there; without leave to write, one that a writer has made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

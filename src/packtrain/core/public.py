@@ -19,10 +19,10 @@ def public(text: str) -> str:
     >>> public("http://me:word@host:80/a.tar?part=3&X-Amz-Signature=abc#x, s3://key:secret@bucket/a-?.tar")
     'http://host:80/a.tar?part=3 s3://bucket/a-?.tar'
     """
-    return _URL.sub(_reduced, text) if "://" in text else text
+    return _URL.sub(_without_secrets, text) if "://" in text else text
 
 
-def _reduced(match: re.Match[str]) -> str:
+def _without_secrets(match: re.Match[str]) -> str:
     scheme, rest = match[1], match[2]
     end = min((at for mark in "/?#" if (at := rest.find(mark)) >= 0), default=len(rest))
     host, place = rest[:end].rpartition("@")[2], rest[end:]

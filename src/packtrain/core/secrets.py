@@ -30,7 +30,7 @@ def kept_apart(url: str) -> str:
     shown = public(url)
     if shown == url:
         return url
-    known = _known()
+    known = _load_secrets()
     before = known.get(shown, url)
     if _resource(before) != _resource(url):
         raise ConfigError(
@@ -57,12 +57,12 @@ def _refuse_blanks(url: str) -> None:
 
 def has_secrets(url: str) -> bool:
     """Was something of this URL kept apart?"""
-    return _whole(url) is not None
+    return _full_url(url) is not None
 
 
 def with_secrets(url: str) -> str:
     """A URL with what was kept apart of it, or of the folder or pattern that it is a file of."""
-    return _whole(url) or url
+    return _full_url(url) or url
 
 
 def handed_over() -> str:
@@ -104,12 +104,12 @@ def secrets_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if is_secret(str(name))}
 
 
-def _known() -> dict[str, str]:
+def _load_secrets() -> dict[str, str]:
     return dict(json.loads(os.environ.get(_VARIABLE, "{}")))
 
 
-def _whole(url: str) -> str | None:
-    known = _known()
+def _full_url(url: str) -> str | None:
+    known = _load_secrets()
     if url in known or not known:
         return known.get(url)
     stems = {shown: _stem(shown) for shown in known}

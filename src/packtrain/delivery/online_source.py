@@ -109,7 +109,7 @@ class OnlineSource:
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
         report_after: int = 1000,  # entries left out one after the other, before a pack without samples tells of them
     ) -> None:
-        request = _dated(request)
+        request = _with_date(request)
         self._request, self._config = request, config
         self._stream = stream if stream is not None else SourceStream(request.specs)
         self._given_rule = rule
@@ -147,7 +147,7 @@ class OnlineSource:
         if key.pack == EMPTY_PACK:
             return PackedRow(key=key)
         self._go_to(key.pack)
-        samples, failures = self._encoded(self._next())
+        samples, failures = self._encode_pack(self._next())
         self._hand_out()
         return PackedRow(key=key, samples=samples, failures=failures, stream=self.state_dict())
 
@@ -196,16 +196,16 @@ class OnlineSource:
         if self._place == EntryPlace():
             raise DataError(f"{self!r}", got="no entries", expected="a stream with records")
         self._at_end = True
-        self._ready.extend(self._planned(keys) for keys in self._packer.flush())
+        self._ready.extend(self._make_pack(keys) for keys in self._packer.flush())
         if self._left_out:
-            self._ready.append(self._planned([]))
+            self._ready.append(self._make_pack([]))
 
     def _hand_out(self) -> None:
         for key, _ in self._ready.popleft().samples:
             del self._held[key], self._tokens[key]
         self._packs += 1
 
-    def _encoded(self, pack: _PlannedPack) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
+    def _encode_pack(self, pack: _PlannedPack) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
         capacity, tokens = self._capacities["tokens"], 0
         samples: list[EncodedSample] = []
         failures = list(pack.left_out)
@@ -241,7 +241,7 @@ class OnlineSource:
         if isinstance(result, LedgerEntry):
             self._left_out.append(result)
             if len(self._left_out) >= self._report_after:
-                self._ready.append(self._planned([]))
+                self._ready.append(self._make_pack([]))
         return True
 
     def _push(self, arrival: Arrival, sample: Measured) -> LedgerEntry | None:
@@ -261,10 +261,10 @@ class OnlineSource:
                 filtered=True,
             )
         self._held[key], self._tokens[key] = arrival, sample.cost.tokens
-        self._ready.extend(self._planned(keys) for keys in self._packer.push(key, uses))
+        self._ready.extend(self._make_pack(keys) for keys in self._packer.push(key, uses))
         return None
 
-    def _planned(self, keys: Sequence[str]) -> _PlannedPack:
+    def _make_pack(self, keys: Sequence[str]) -> _PlannedPack:
         left_out, self._left_out = tuple(self._left_out), []
         return _PlannedPack(samples=tuple((key, self._tokens[key]) for key in keys), left_out=left_out)
 
@@ -328,8 +328,8 @@ class OnlineSource:
             "packs": self._packs,
             "packer": self._packer.state_dict(),
             "tokens": dict(self._tokens),
-            "ready": [[[key for key, _ in pack.samples], _plain(pack.left_out)] for pack in self._ready],
-            "left_out": _plain(self._left_out),
+            "ready": [[[key for key, _ in pack.samples], _entries_to_json(pack.left_out)] for pack in self._ready],
+            "left_out": _entries_to_json(self._left_out),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -355,9 +355,9 @@ class OnlineSource:
             self._packs, self._at_end = int(state["packs"]), bool(state["over"])
             self._tokens = {EntryPlace.of_key(key).key: int(tokens) for key, tokens in state["tokens"].items()}
             for keys, left_out in state["ready"]:
-                self._left_out = _entries(left_out)
-                self._ready.append(self._planned(keys))
-            self._left_out = _entries(state["left_out"])
+                self._left_out = _entries_from_json(left_out)
+                self._ready.append(self._make_pack(keys))
+            self._left_out = _entries_from_json(state["left_out"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._reset()
             raise ArtifactError(
@@ -379,16 +379,16 @@ def _uses(cost: Cost) -> dict[str, int]:
     }
 
 
-def _dated(request: Request) -> Request:
+def _with_date(request: Request) -> Request:
     try:
         return request.dated()
     except ConfigError:  # no model that we could read; whoever brings an encoder needs none
         return request
 
 
-def _plain(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
+def _entries_to_json(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
     return [asdict(entry) for entry in entries]
 
 
-def _entries(plain: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
+def _entries_from_json(plain: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
     return [LedgerEntry(**entry) for entry in plain]

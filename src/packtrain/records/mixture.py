@@ -58,7 +58,7 @@ def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problem
         except ConfigError as error:
             faults = [str(error.got)]
         problems += [f"{where}: {problem}; {_WAY}" for problem in faults]
-    return _shared(items) if share == "weight" and not problems else items
+    return _weights_to_shares(items) if share == "weight" and not problems else items
 
 
 def _problems(member: Any, share: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _read(path: Path) -> Item:
     return content if isinstance(content, dict) else {}
 
 
-def _shared(items: list[Item]) -> list[Item]:
+def _weights_to_shares(items: list[Item]) -> list[Item]:
     """Energon's weights are relative, ours are shares of all samples."""
     total = sum(item["weight"] for item in items)
     return [{**item, "weight": item["weight"] / total} for item in items]
@@ -183,16 +183,16 @@ def _content(path: str) -> Item | None:
 
 def _kind(content: Item | None) -> Callable[[str, Any, str, list[str]], Item] | None:
     if content and all(any(key in one for key in _FACTORY) for one in content.values()):
-        return _of_factory
+        return _factory_item
     if content and all(all(key in one for key in _INTERNVL) for one in content.values()):
-        return _of_internvl
+        return _internvl_item
     return None
 
 
-def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
+def _factory_item(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of dataset_info.json; media are relative to its folder."""
     known = {"formatting", "columns", "tags", "split", "subset", "num_samples", *_FACTORY}
-    problems += _strange(name, entry, known)
+    problems += _unknown_keys(name, entry, known)
     for part, table in (("columns", _COLUMNS), ("tags", _TAGS)):
         given = entry.get(part) or {}
         for key, value in given.items() if isinstance(given, Mapping) else ():
@@ -215,9 +215,9 @@ def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Ite
     return {}
 
 
-def _of_internvl(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
+def _internvl_item(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of a meta file; its paths are relative to the file or, as InternVL has it, to the working directory."""
-    problems += _strange(name, entry, {*_INTERNVL, "repeat_time", "length"})
+    problems += _unknown_keys(name, entry, {*_INTERNVL, "repeat_time", "length"})
 
     def place(key: str) -> Any:
         given = entry[key]
@@ -228,7 +228,7 @@ def _of_internvl(name: str, entry: Item, folder: str, problems: list[str]) -> It
     return {**item, "media_root": place("root")} if entry["root"] else item
 
 
-def _strange(name: str, entry: Item, known: set[str]) -> list[str]:
+def _unknown_keys(name: str, entry: Item, known: set[str]) -> list[str]:
     """Keys that ask for something, and are not known."""
     return [
         f"{name}.{key}: {_REFUSED.get(key, 'unknown key')}"

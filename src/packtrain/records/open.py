@@ -241,10 +241,10 @@ def _source(
     )
     if format != "hf_dataset":
         split_files(spec)  # a split that is not there is refused here
-    return _in_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
+    return _as_hub_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
 
 
-def _in_files(spec: SourceSpec) -> SourceSpec:
+def _as_hub_files(spec: SourceSpec) -> SourceSpec:
     """A dataset on the hub as its files there, of which any row can be read again; itself where that cannot be."""
     from packtrain.records.formats.hf_dataset import hub_files
 

@@ -51,12 +51,12 @@ def read_any(path: Path, expected: str = "a YAML file") -> Any:
         return load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         got = error.strerror or str(error)
-        raise ConfigError(str(path), got=got, expected=expected, fix=_near(path)) from None
+        raise ConfigError(str(path), got=got, expected=expected, fix=_similar_names(path)) from None
     except ValueError as error:
         raise ConfigError(str(path), got=str(error), expected=expected) from None
 
 
-def _near(path: Path) -> str:
+def _similar_names(path: Path) -> str:
     """A file of nearly that name, where there is none of it."""
     if path.exists() or not path.parent.is_dir():
         return ""

@@ -191,13 +191,13 @@ class SampleEncoder:
             media=media,
             num_images=sum(medium.header.kind == "image" for medium in shown),
             num_videos=sum(medium.header.kind == "video" for medium in shown),
-            vision=VisionCounts.sum_of(map(_counted, expansions if shown else ())),
+            vision=VisionCounts.sum_of(map(_vision_counts, expansions if shown else ())),
             first=start == 0,
         )
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
         """The text side of a record whose media have these headers, to be kept."""
-        tokens, expansions = self._tokenized(record, headers)
+        tokens, expansions = self._tokenize(record, headers)
         return replace(tokens, key=sample_key(record, expansions))
 
     def _text_side(
@@ -209,9 +209,9 @@ class SampleEncoder:
             expansions = self._text.layouter.expansions(headers)
             if cached.key == sample_key(record, expansions):
                 return cached, expansions
-        return self._tokenized(record, headers)
+        return self._tokenize(record, headers)
 
-    def _tokenized(self, record: Record, headers: Sequence[MediaHeader]) -> tuple[SampleTokens, Sequence[Expansion]]:
+    def _tokenize(self, record: Record, headers: Sequence[MediaHeader]) -> tuple[SampleTokens, Sequence[Expansion]]:
         if record.tokens is not None:
             self._text.require_usable(record.tokens)
             return SampleTokens.of_ids(record.tokens), ()
@@ -219,7 +219,7 @@ class SampleEncoder:
         return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
 
 
-def _counted(expansion: Expansion) -> VisionCounts:
+def _vision_counts(expansion: Expansion) -> VisionCounts:
     """Of one medium: its pictures are of one size."""
     return VisionCounts(
         frames=expansion.frames,

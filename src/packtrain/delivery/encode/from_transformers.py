@@ -43,7 +43,7 @@ def model_contract(settings: ProcessorSettings) -> BatchContract:
     version = _transformers()
     if not settings.config or version is None:
         return contract
-    config = _as_loaded(settings, version)
+    config = _loaded_config(settings, version)
     return contract_for(replace(settings, config=config, model_type=str(config.get("model_type"))))
 
 
@@ -64,7 +64,7 @@ def _transformers() -> str | None:
         return None
 
 
-def _as_loaded(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
+def _loaded_config(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
     name = digest({"config": settings.config, "transformers": version})
     if name not in _loaded:
         file = cache_dir() / "configs" / f"{name}.json"

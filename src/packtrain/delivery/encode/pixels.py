@@ -48,15 +48,15 @@ class MediaProcessor:
         self._processor = load_processor(settings, multimodal=True)
         self._arguments: dict[tuple[MediaKind, PartLimits | None], _Arguments] = {}
 
-    def _for(self, header: MediaHeader) -> _Arguments:
+    def _arguments_for(self, header: MediaHeader) -> _Arguments:
         key = header.kind, header.limits
         if key not in self._arguments:
             if len(self._arguments) >= _MOST:
                 self._arguments.clear()
-            self._arguments[key] = self._made(self._parts.rule_for(*key).processor_kwargs())
+            self._arguments[key] = self._make_arguments(self._parts.rule_for(*key).processor_kwargs())
         return self._arguments[key]
 
-    def _made(self, kwargs: dict[str, Any]) -> _Arguments:
+    def _make_arguments(self, kwargs: dict[str, Any]) -> _Arguments:
         sampling = sampling_settings(self._processor, kwargs)
         kwargs = copy.deepcopy(kwargs)
         put_video_kwargs(kwargs, do_sample_frames=False, return_metadata=True)
@@ -72,7 +72,7 @@ class MediaProcessor:
 
     def frame_indices(self, header: MediaHeader) -> list[int]:
         """The frames of a video that the model is shown."""
-        return frame_indices(self._processor, self._for(header).sampling, header)
+        return frame_indices(self._processor, self._arguments_for(header).sampling, header)
 
     def tensors(
         self, decoded: Sequence[Decoded], expansions: Sequence[Expansion], runs: Sequence[MediaKind]
@@ -97,10 +97,10 @@ class MediaProcessor:
 
     def _images(self, images: Sequence[Decoded]) -> dict[str, Any]:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
-            kwargs = self._for(alike[0].header).images
+            kwargs = self._arguments_for(alike[0].header).images
             return dict(self._processor.image_processor([[medium.pixels for medium in alike]], **kwargs))
 
-        return _called(call, images, lambda medium: self._for(medium.header).images.get("size"))
+        return _call_in_groups(call, images, lambda medium: self._arguments_for(medium.header).images.get("size"))
 
     def _videos(self, videos: Sequence[Decoded]) -> dict[str, Any]:
         import torch
@@ -108,10 +108,10 @@ class MediaProcessor:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
             metadata = [[video_metadata(video.header, video.indices) for video in alike]]
             frames = [[video.pixels for video in alike]]
-            kwargs = self._for(alike[0].header).videos
+            kwargs = self._arguments_for(alike[0].header).videos
             return dict(self._processor.video_processor(frames, video_metadata=metadata, **kwargs))
 
-        tensors = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
+        tensors = _call_in_groups(call, videos, lambda medium: self._arguments_for(medium.header).videos.get("size"))
         if "second_per_grid_ts" in self._contract.media:
             step = self._processor.video_processor.temporal_patch_size
             tensors["second_per_grid_ts"] = torch.tensor(
@@ -123,7 +123,7 @@ class MediaProcessor:
         return tensors
 
 
-def _called(
+def _call_in_groups(
     call: Callable[[Sequence[Decoded]], dict[str, Any]], media: Sequence[Decoded], size: Callable[[Decoded], Any]
 ) -> dict[str, Any]:
     """What a processor makes of media, in one call for all that stand together and have the same bounds.

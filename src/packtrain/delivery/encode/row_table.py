@@ -203,19 +203,19 @@ class RecordReader:
             entry = self._entry(row, stack)
             if self._difference(row, entry):
                 stack.close()
-                if self._renewed(row):  # a copy may have been damaged on its way: the source is asked first
+                if self._renew_file(row):  # a copy may have been damaged on its way: the source is asked first
                     entry = self._entry(row, stack)
-            yield self._converted(row, entry)
+            yield self._convert(row, entry)
 
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)
 
-    def _renewed(self, row: SampleRow) -> bool:
+    def _renew_file(self, row: SampleRow) -> bool:
         try:
             return in_files(self._request.specs[row.source]) and self._files.renew(self._rows.files[row.file].file)
         except (OSError, RecordError) as error:
-            self._unreadable(row, error)
+            self._raise_unreadable(row, error)
 
     def _difference(self, row: SampleRow, entry: Entry) -> str:
         """What tells an entry from the measured one; empty where nothing does."""
@@ -238,21 +238,21 @@ class RecordReader:
         try:
             return retried(read, PAUSES)
         except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
-            self._unreadable(row, error)
+            self._raise_unreadable(row, error)
 
-    def _converted(self, row: SampleRow, entry: Entry) -> Record:
+    def _convert(self, row: SampleRow, entry: Entry) -> Record:
         """The record, if it is the one that was measured."""
         if difference := self._difference(row, entry):
-            self._changed(row, difference)
+            self._raise_changed(row, difference)
         try:
             record = self._converter.record(entry, row.source)
         except RecordError as error:
-            self._changed(row, str(error))
+            self._raise_changed(row, str(error))
         if record.id != row.id:
-            self._changed(row, f"a record with the id {record.id!r}")
+            self._raise_changed(row, f"a record with the id {record.id!r}")
         return record
 
-    def _unreadable(self, row: SampleRow, error: Exception) -> NoReturn:
+    def _raise_unreadable(self, row: SampleRow, error: Exception) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file}",
             got=str(error),
@@ -260,7 +260,7 @@ class RecordReader:
             fix="restore the file, or check its disk or network; then resume",
         ) from error
 
-    def _changed(self, row: SampleRow, difference: str) -> NoReturn:
+    def _raise_changed(self, row: SampleRow, difference: str) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file} has changed since it was measured",
             got=difference,

@@ -192,7 +192,7 @@ class _Delivery:
                 self._loader.dataset.close()
             raise
         except PacktrainError as error:
-            said = _as_said(error)
+            said = _original_error(error)
             if said is error:
                 raise
             raise said from error
@@ -201,7 +201,7 @@ class _Delivery:
                 raise full from error
             if not self._is_loss(error):
                 raise
-            raise self._lost(error) from error
+            raise self._worker_lost_error(error) from error
         finally:
             self.waiting = False
 
@@ -212,7 +212,7 @@ class _Delivery:
         # The connection to a worker that died in the middle of handing over a batch.
         return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
 
-    def _lost(self, error: Exception) -> DataError:
+    def _worker_lost_error(self, error: Exception) -> DataError:
         """What to say of a worker that died: where, and which packs were in the making."""
         loader = self._loader
         # When the signal of the death comes, torch raises its own error, wherever we are: let it be here.
@@ -232,7 +232,7 @@ class _Delivery:
         )
 
 
-def _as_said(error: PacktrainError) -> PacktrainError:
+def _original_error(error: PacktrainError) -> PacktrainError:
     """An error of a worker as the worker said it: torch hands it over with a traceback in place of its first line."""
     text, name = str(error), f"{type(error).__module__}.{type(error).__qualname__}: "
     if not text.startswith(_RAISED_BY_WORKER) or name not in text:

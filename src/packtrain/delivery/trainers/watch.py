@@ -290,7 +290,7 @@ class RankWatch:
         before = time.monotonic()
         while not self._stopped.is_set():
             with self._round_ended:
-                self._round_ended.wait_for(partial(self._news_since, rounds), self._interval)
+                self._round_ended.wait_for(partial(self._has_news, rounds), self._interval)
             # Time in which this process itself was stopped says nothing about others.
             now += min(time.monotonic() - before, self._timeouts.silent / 2)
             before = time.monotonic()
@@ -302,12 +302,12 @@ class RankWatch:
                     watchdog.timeouts = self._timeouts
                     verdict = (first.verdict if first is not None else "") or watchdog.check(now, self._heartbeats)
             if not verdict and now - last > self._timeouts.silent:
-                verdict = self._lost()
+                verdict = self._lost_store_message()
             if verdict and not self._stopped.is_set():
                 self._end(verdict)
                 return
 
-    def _news_since(self, rounds: int) -> bool:
+    def _has_news(self, rounds: int) -> bool:
         return self._rounds != rounds or self._stopped.is_set()
 
     def _end(self, verdict: str) -> None:
@@ -316,7 +316,7 @@ class RankWatch:
         if self._rank == _WATCHDOG_RANK:
             self._update(verdict=verdict)
             # The store may end with this process.
-            self._wait(partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
+            self._wait(partial(self._all_acknowledged, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
         self._update(acknowledged=True, **({} if failed else {"state": "ended", "message": verdict}))
         self._wait_for_round(self._interval)
         with self._round_ended:
@@ -327,13 +327,13 @@ class RankWatch:
             step = f"at step {self._own.step}" if self._own.step >= 0 else "before its first step"
             self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, or it would wait for ever")
 
-    def _all_know(self, verdict: str) -> bool:
+    def _all_acknowledged(self, verdict: str) -> bool:
         """Has every rank acknowledged the verdict that still needs to? One that is gone does not."""
         gone = {rank for rank in self._heartbeats if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict}
         others = [s for rank, s in self._heartbeats.items() if rank not in {self._rank, *gone} and s is not None]
         return all(s.acknowledged or s.state == "done" or (s.state == "failed" and not s.collateral) for s in others)
 
-    def _lost(self) -> str:
+    def _lost_store_message(self) -> str:
         first = self._heartbeats[_WATCHDOG_RANK]
         if self._rank == _WATCHDOG_RANK or first is None:
             return f"the watchdog store does not answer; rank {_WATCHDOG_RANK} may be gone"

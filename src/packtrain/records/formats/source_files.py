@@ -147,7 +147,7 @@ def list_files(path: str, format: str) -> list[str]:
 
 def split_files(spec: SourceSpec) -> list[str]:
     """The files of a source; of a folder with splits, those of the one that is asked for."""
-    names = _named(spec)
+    names = _files_by_name(spec)
     if not _is_folder(spec.path):
         return list(names.values())
     by_name = by_split(spec, list(names))
@@ -164,7 +164,7 @@ def split_note(spec: SourceSpec) -> str | None:
     """Which split of a folder is read and which are left; None where it has no others."""
     if spec.format == "hf_dataset" or not _is_folder(spec.path):
         return None
-    names = list(_named(spec))
+    names = list(_files_by_name(spec))
     grouped = by_split(spec, names)
     split = chosen_split(spec, grouped)
     others = sorted(
@@ -185,7 +185,7 @@ def _is_folder(path: str) -> bool:
     return path.endswith("/") if is_remote(path) else os.path.isdir(path)
 
 
-def _named(spec: SourceSpec) -> dict[str, str]:
+def _files_by_name(spec: SourceSpec) -> dict[str, str]:
     return {shown_name(spec, file): file for file in list_files(spec.path, spec.format)}
 
 

@@ -68,7 +68,7 @@ def make_ref(kind: MediaKind, item: object) -> MediaRef:
     if isinstance(item, str):
         return _from_string(kind, item)
     if isinstance(item, bytes | bytearray | memoryview):
-        return MediaRef(name=f"inline {kind}", data=_bounded(bytes(item)))
+        return MediaRef(name=f"inline {kind}", data=_require_bounded(bytes(item)))
     if isinstance(item, Mapping):
         return _from_mapping(kind, item)
     if isinstance(item, list | tuple) and kind == "video":
@@ -105,7 +105,7 @@ def from_base64(body: str, name: str) -> MediaRef:
         raise RecordError("media", "broken base64", f"{name!a}: {error}") from None
 
 
-def _bounded(data: bytes) -> bytes:
+def _require_bounded(data: bytes) -> bytes:
     if len(data) > MAX_INLINE_BYTES:
         raise RecordError("media", "inline media too large", f"{len(data)} bytes")
     return data
@@ -117,7 +117,9 @@ def _from_mapping(kind: MediaKind, item: RawRecord) -> MediaRef:
     if data is not None:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise RecordError("schema", "a media reference has the wrong type", f"bytes: {type(data).__name__}")
-        return MediaRef(name=path if isinstance(path, str) and path else f"inline {kind}", data=_bounded(bytes(data)))
+        return MediaRef(
+            name=path if isinstance(path, str) and path else f"inline {kind}", data=_require_bounded(bytes(data))
+        )
     for inner in (path, item.get("url")):
         if inner is not None:
             if not isinstance(inner, str):

@@ -171,10 +171,10 @@ def to_record(
     if not isinstance(value, Mapping):
         raise RecordError("schema", "a record is not an object", type(value).__name__)
     if options.columns:
-        value = _renamed(value, options.columns)
+        value = _rename_columns(value, options.columns)
     if formatting is not None:
         value = apply_formatting(formatting, value)
-    value = _parsed(value)
+    value = _parse_lists(value)
     if entry.padded:
         value = without_nulls(value, TURNS)
     plan = plan_for(value)
@@ -223,7 +223,7 @@ def to_record(
     )
 
 
-def _parsed(value: RawRecord) -> RawRecord:
+def _parse_lists(value: RawRecord) -> RawRecord:
     """The record with its chat and its media as lists, where a table keeps them as texts of JSON."""
     for column in ("messages", "conversations", "images", "videos", "audios"):
         item = value.get(column)
@@ -250,10 +250,10 @@ def _record_id(plan: Plan, value: RawRecord, origin: str) -> str:
     return origin
 
 
-def _renamed(value: RawRecord, columns: Mapping[str, str]) -> dict[str, object]:
+def _rename_columns(value: RawRecord, columns: Mapping[str, str]) -> dict[str, object]:
     """The record under the names used here; a renamed column wins over one that already has the name.
 
-    >>> _renamed({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
+    >>> _rename_columns({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
     {'id': 7, 'answer': 'one'}
     """
     renamed, replaced = {}, set()
@@ -261,14 +261,14 @@ def _renamed(value: RawRecord, columns: Mapping[str, str]) -> dict[str, object]:
         name, *inner = [theirs] if theirs in value else theirs.split(".")
         item: object = value.get(name)
         for key in inner:
-            item = _inside(item, key)
+            item = _lookup(item, key)
         if name in value and (item is not None or not inner):
             renamed[ours] = item
             replaced.add(name)
     return {name: item for name, item in value.items() if name not in replaced} | renamed
 
 
-def _inside(item: object, key: str) -> object:
+def _lookup(item: object, key: str) -> object:
     """What an object has under a key, or a list at a place; None where there is nothing."""
     if isinstance(item, Mapping):
         return item.get(key)

@@ -115,12 +115,12 @@ def _add_calls(turns: list[Any], turn: RawRecord, role: str) -> None:
         earlier = parsed(previous.get("tool_calls") or [], "a tool call is not JSON")
         if not isinstance(earlier, list | tuple):
             raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(earlier).__name__}")
-        turns[-1] = _with(rest, {**previous, "tool_calls": [*earlier, *calls]})
+        turns[-1] = _merge_keys(rest, {**previous, "tool_calls": [*earlier, *calls]})
     else:
-        turns.append(_with(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
+        turns.append(_merge_keys(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
 
 
-def _with(rest: RawRecord, extras: RawRecord) -> dict[str, Any]:
+def _merge_keys(rest: RawRecord, extras: RawRecord) -> dict[str, Any]:
     """What was made of a turn with the rest of its keys, which must not say the same once more."""
     for key in EXTRA_KEYS:
         if key in extras and rest.get(key):
@@ -159,7 +159,7 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
             if parts:
                 yield {**rest, "role": _role(turn), "content": parts}
                 parts = []
-            yield {**rest, "role": "tool", "content": item if item is not None else "", **_answered(part)}
+            yield {**rest, "role": "tool", "content": item if item is not None else "", **_answer_id(part)}
         elif kind == "tool_use":
             call = {"id": part.get("id"), "name": part.get("name"), "arguments": item}
             message.setdefault("tool_calls", []).append(call)
@@ -167,10 +167,10 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
             calls = parsed(item, "a tool call is not JSON")
             message.setdefault("tool_calls", []).extend(calls if isinstance(calls, list | tuple) else [calls])
     if parts or message:
-        yield _with(rest, {**message, "role": _role(turn), "content": parts or None})
+        yield _merge_keys(rest, {**message, "role": _role(turn), "content": parts or None})
 
 
-def _answered(part: RawRecord) -> dict[str, Any]:
+def _answer_id(part: RawRecord) -> dict[str, Any]:
     return {"tool_call_id": part["tool_use_id"]} if part.get("tool_use_id") is not None else {}
 
 
@@ -277,20 +277,22 @@ def _kwargs(item: object) -> tuple[tuple[str, Scalar], ...]:
 
 def without_nulls(value: RawRecord, turns: Sequence[str]) -> RawRecord:
     """A row of a table less the keys that it has only because other rows have them, where they would be written out."""
-    cleaned = {name: _less(value[name]) for name in (*TOOL_COLUMNS, KWARGS_COLUMN) if value.get(name)}
+    cleaned = {name: _drop_nulls(value[name]) for name in (*TOOL_COLUMNS, KWARGS_COLUMN) if value.get(name)}
     for name in turns:
         if isinstance(value.get(name), list | tuple):
             cleaned[name] = [
-                _less(turn) if isinstance(turn, Mapping) and (turn.get("tool_calls") or _is_folded(turn)) else turn
+                _drop_nulls(turn)
+                if isinstance(turn, Mapping) and (turn.get("tool_calls") or _is_folded(turn))
+                else turn
                 for turn in value[name]
             ]
     return {**value, **cleaned} if cleaned else value
 
 
-def _less(item: Any) -> Any:
+def _drop_nulls(item: Any) -> Any:
     if isinstance(item, Mapping):
-        return {key: _less(one) for key, one in item.items() if one is not None}
-    return [_less(one) for one in item] if isinstance(item, list | tuple) else item
+        return {key: _drop_nulls(one) for key, one in item.items() if one is not None}
+    return [_drop_nulls(one) for one in item] if isinstance(item, list | tuple) else item
 
 
 def parsed(item: Any, reason: str) -> Any:

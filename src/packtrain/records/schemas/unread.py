@@ -121,7 +121,7 @@ def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
     unread = [
         (str(name), value[name])
         for name in _unread_columns(tuple(value), schema)
-        if _filled(value[name]) and not (name in LOSS_FLAGS and is_flag(value[name]))
+        if _has_value(value[name]) and not (name in LOSS_FLAGS and is_flag(value[name]))
     ]
     columns = [name for name in _TURNS.get(schema, ()) if value.get(name) is not None]
     for column in columns if schema == "prompt_completion" else columns[:1]:
@@ -137,15 +137,15 @@ def refuse_lookalikes(unread: Iterable[tuple[str, object]], messages: Sequence[M
     for name, item in unread:
         words = {word.lower() for word in _WORD.findall(name.rpartition(".")[2])}
         if words & _LOSS_WORDS and not words & _ABOUT and is_flag(item):
-            detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_way(name, 'weight')}"
+            detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_rename_hint(name, 'weight')}"
             raise RecordError("schema", "a column or key that looks like loss control is not read", detail)
         kind = _medium_in(item, words) if messages is not None else None
         if kind and messages is not None and not any(kind == shown.kind for shown in _media(messages)):
             reason = f"a column or key that looks like {a_kind(kind)} is not read"
-            raise RecordError("schema", reason, name + _way(name, kind))
+            raise RecordError("schema", reason, name + _rename_hint(name, kind))
 
 
-def _way(name: str, ours: str) -> str:
+def _rename_hint(name: str, ours: str) -> str:
     """What to do about a column; keys of messages cannot be renamed."""
     return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid if it is something else"
 
@@ -186,7 +186,7 @@ def _unread_in_turns(turns: Iterable[RawRecord], column: str) -> Iterator[tuple[
 
 
 def _unread_keys(item: RawRecord, kind: str, where: str) -> Iterator[tuple[str, object]]:
-    return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _filled(item[key]))
+    return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _has_value(item[key]))
 
 
 def _kind(turn: RawRecord) -> str:
@@ -198,7 +198,7 @@ def _kind(turn: RawRecord) -> str:
     return "from" if turn.get("role") is None and turn.get("content") is None else "role"
 
 
-def _filled(item: object) -> bool:
+def _has_value(item: object) -> bool:
     """Tables give every record all columns and keys."""
     return item is not None and not (isinstance(item, str | bytes | list | tuple | dict) and not item)
 

@@ -330,7 +330,7 @@ def list_remote(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
         if has_wildcards(name):
             ask = partial(_matching, name)
         elif len(names) == 1 and not name.lower().endswith(endings):
-            ask = partial(_inside, name, endings)
+            ask = partial(_list_folder, name, endings)
         else:
             files.append(name)
             continue
@@ -347,7 +347,7 @@ def _matching(pattern: str) -> list[str]:
     return [_url(pattern, name) for name in sorted(system.glob(inner))]
 
 
-def _inside(name: str, endings: tuple[str, ...]) -> list[str]:
+def _list_folder(name: str, endings: tuple[str, ...]) -> list[str]:
     """The files below a folder whose names end so, hidden ones left out; a file is itself."""
     system, inner = file_system(name)
     if not system.isdir(inner):

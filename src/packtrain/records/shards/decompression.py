@@ -152,14 +152,14 @@ def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES
     kind = detect_compression(head) if head else "none"
     content = plain_content(itertools.chain([head], chunks), kind, zstd_input=MORE_ZSTD_INPUT)
     try:
-        yield from _gathered(content) if kind == "zstd" else content
+        yield from _merge_blocks(content) if kind == "zstd" else content
     except RecordError as error:
         if error.reason not in SPOILING:
             raise
         raise RecordError("read", error.reason, f"{path}: {error.detail}") from error
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _merge_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The same bytes in blocks: small pieces are put together."""
     held: list[bytes] = []
     size = 0
