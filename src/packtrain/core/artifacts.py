@@ -178,7 +178,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         os.close(alive)
 
 
-def made_once(folder: Path, write: Callable[[Path], object]) -> Path:
+def make_folder_once(folder: Path, write: Callable[[Path], object]) -> Path:
     """A folder that is written where it is not there yet; another process may be faster."""
     if not folder.is_dir():
         try:

@@ -18,7 +18,7 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "packtrain"
 
 
-def made_cache(root: Path) -> Path:
+def make_cache(root: Path) -> Path:
     """The root of a run's cache, or why there can be none; one that is only read may be complete."""
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ _KEYS = ("token", "api_key", "password", "secret", "hub_token", "push_to_hub_tok
 _ENDINGS = ("_api_key", "_secret_key", "_access_key", "_password", "_auth_token", "_access_token", "_api_token")
 
 
-def kept_apart(url: str) -> str:
+def hide_secrets(url: str) -> str:
     """A URL without its secrets, which are remembered for those who open it; any other text as it is."""
     _refuse_blanks(url)
     shown = public(url)
@@ -65,12 +65,12 @@ def with_secrets(url: str) -> str:
     return _full_url(url) or url
 
 
-def handed_over() -> str:
-    """All that was kept apart, for a process on another machine; `taken_over` there."""
+def export_secrets() -> str:
+    """All that was kept apart, for a process on another machine; `import_secrets` there."""
     return os.environ.get(_VARIABLE, "{}")
 
 
-def taken_over(known: str) -> None:
+def import_secrets(known: str) -> None:
     """Use the secrets that another process handed over."""
     os.environ[_VARIABLE] = known
 

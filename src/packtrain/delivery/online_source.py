@@ -24,7 +24,7 @@ from packtrain.core.modality import VISION_TOKENS
 from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.pack_source import media_read, undelivered
+from packtrain.delivery.encode.pack_source import delivery_failure, read_media
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.cutting import UNFIT
@@ -216,11 +216,11 @@ class OnlineSource:
                 record = self._measurer.record(arrival.entry, arrival.source)
                 name = record.id
                 store = self._measurer.store(arrival.source)
-                sample = media_read(partial(self._encoder.encode, record, store), name, origin)
+                sample = read_media(partial(self._encoder.encode, record, store), name, origin)
                 if tokens + len(sample) > capacity:
                     raise RecordError("pack", "longer than estimated", f"{len(sample)} tokens instead of {estimated}")
             except RecordError as error:
-                failures.append(undelivered(name, origin, error))
+                failures.append(delivery_failure(name, origin, error))
                 continue
             samples.append(sample)
             tokens += len(sample)

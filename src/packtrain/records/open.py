@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
-from packtrain.core.secrets import kept_apart
+from packtrain.core.secrets import hide_secrets
 from packtrain.records.formats import jsonl
 from packtrain.records.formats.delimited import NOT_CSV
 from packtrain.records.formats.jsonl import BOM, parse_object
@@ -199,7 +199,7 @@ def _source(
     subset: str | None,
 ) -> SourceSpec:
     """The specification of one dataset; what the item leaves open is taken from the other arguments."""
-    path = kept_apart(os.path.expanduser(item.path))
+    path = hide_secrets(os.path.expanduser(item.path))
     format = item.format or format
     if format is not None and format not in FORMATS:
         hint = nearest(format, FORMATS) or "leave it out to detect the format"

@@ -27,7 +27,7 @@ from packtrain.delivery.collate.batch_values import (
     Batch,
     LossWeighting,
     batch_info,
-    checked_weighting,
+    check_weighting,
     no_weights,
     token_weights,
 )
@@ -87,7 +87,7 @@ class PackCollator:
         self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._constant, self._boundaries = constant, boundaries or constant is not None
         self._multiple, self.alignment, self._patch_size = pad_to_multiple, alignment, patch_size
-        self._weighting = checked_weighting(loss_weighting)
+        self._weighting = check_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         if len(rows) != 1:
@@ -185,7 +185,7 @@ class PackCollator:
         return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
-def offsets_of(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
+def sample_offsets(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
     """Where each sample begins in its row."""
     lengths = [-(-len(sample) // alignment) * alignment for sample in samples]
     return [sum(lengths[:number]) for number in range(len(lengths))]
@@ -225,7 +225,7 @@ class PaddedCollator:
     ) -> None:
         self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._patch_size = patch_size
-        self._weighting = checked_weighting(loss_weighting)
+        self._weighting = check_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         samples = [sample for row in rows for sample in row.samples]

@@ -19,7 +19,7 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaRef, PartLimits
 from packtrain.families.part_limits import with_limits
-from packtrain.records.images import IMAGE_FORMATS, decoded_rgb, in_colour
+from packtrain.records.images import IMAGE_FORMATS, decode_rgb, to_rgb
 from packtrain.records.media import FORMATS, MediaStore
 
 MAX_DECODED_BYTES = 4 << 30  # of one video's sampled frames
@@ -48,7 +48,7 @@ class Decoded:
         cls, pixels: Image.Image | np.ndarray[Any, Any], name: str = "", limits: PartLimits | None = None
     ) -> Decoded:
         """An image, also from an array (height, width, 3) of bytes."""
-        shown = in_colour(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels))
+        shown = to_rgb(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels))
         header = MediaHeader(kind="image", width=shown.width, height=shown.height, limits=limits)
         return cls(header=header, pixels=shown, name=name)
 
@@ -61,7 +61,7 @@ def decode_image(store: MediaStore, ref: MediaRef) -> Image.Image:
         if image.width * image.height > store.max_image_pixels:
             size = f"{image.width}x{image.height}"
             raise RecordError("decode", "image too large", f"{size}, the limit is {store.max_image_pixels} pixels")
-        return decoded_rgb(image)
+        return decode_rgb(image)
 
 
 def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> np.ndarray[Any, Any]:

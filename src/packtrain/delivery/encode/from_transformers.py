@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.artifacts import made_once, read_json, write_json
+from packtrain.core.artifacts import make_folder_once, read_json, write_json
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import digest, files_state
@@ -119,7 +119,7 @@ def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
     vocabularies = {path.name for pattern in _VOCABULARIES for path in source.glob(pattern)}
     state = files_state({name: source / name for name in sorted({*_FILES, *vocabularies})}, content=True)
     folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
-    return str(made_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))
+    return str(make_folder_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))
 
 
 def _file_is_enough(settings: ProcessorSettings) -> bool:

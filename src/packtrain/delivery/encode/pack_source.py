@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from packtrain.core.errors import DataError, RecordError
-from packtrain.core.retries import Answer, retried
+from packtrain.core.retries import Answer, retry
 from packtrain.core.values import LedgerEntry, Record
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.packing.pack_plan import PackPlan
@@ -70,7 +70,7 @@ class PackSource:
                 samples.append(sample if sample.first == first else replace(sample, first=first))
             except RecordError as error:
                 self._require_root(row)
-                failures.append(undelivered(row.id, row.origin, error))
+                failures.append(delivery_failure(row.id, row.origin, error))
             except Exception as error:
                 error.add_note(f"while sample {row.id} of pack {key.pack}, epoch {key.epoch}, was encoded")
                 raise
@@ -102,7 +102,7 @@ class PackSource:
             with self._reader.opened(number) as record:
                 return self._encoder.encode(record, store, row=number, expected=row, start=start, tokens=tokens)
 
-        return media_read(encode, row.id, row.origin)
+        return read_media(encode, row.id, row.origin)
 
     def _require_root(self, row: SampleRow) -> None:
         """One file may be gone for good; a whole folder that is gone is a disk or a mount that comes back."""
@@ -128,16 +128,16 @@ class PackSource:
             self.plan = PackPlan.load(self.plan, checked=False)  # by the process that this one comes from
 
 
-def undelivered(id: str, origin: str, error: RecordError) -> LedgerEntry:
+def delivery_failure(id: str, origin: str, error: RecordError) -> LedgerEntry:
     """A sample that was planned and could not be delivered."""
     detail = f"{error.stage}: {error.detail}" if error.detail else error.stage
     return LedgerEntry(id=id, origin=origin, stage=STAGE, reason=error.reason, detail=detail)
 
 
-def media_read(read: Callable[[], Answer], id: str, origin: str) -> Answer:
+def read_media(read: Callable[[], Answer], id: str, origin: str) -> Answer:
     """What `read` returns, after a few more attempts where media could not be read."""
     try:
-        return retried(read, PAUSES)
+        return retry(read, PAUSES)
     except OSError as error:
         raise DataError(
             f"sample {id} ({origin})",

@@ -24,7 +24,7 @@ from packtrain.core.artifacts import alone, atomic_path, read_json, remove_lefto
 from packtrain.core.checksums import checks_here, require_sums, sums_of
 from packtrain.core.errors import ArtifactError, DataError, RecordError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
-from packtrain.core.retries import retried
+from packtrain.core.retries import retry
 from packtrain.core.values import Record
 from packtrain.delivery.encode.encoded_sample import SampleCounts
 from packtrain.measuring.measurer import Converter
@@ -73,7 +73,7 @@ class RowTable:
     @classmethod
     def make(cls, table: CostTable, folder: str | Path) -> RowTable:
         """The rows of a table, written into the folder if they are not there; any number of processes may ask."""
-        fingerprint = fingerprint_of(table)
+        fingerprint = rows_fingerprint(table)
         path = Path(folder) / f"rows-{fingerprint}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not sum_of(path).exists():
@@ -160,7 +160,7 @@ def sum_of(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def fingerprint_of(table: CostTable) -> str:
+def rows_fingerprint(table: CostTable) -> str:
     """A hash of what decides the rows: the measured table itself, the limits on top of it, and where its files lie."""
     state = file_state(table.folder / COSTS)
     return digest([VERSION, state, table.summary.inputs, table.limits.given(), len(table), table.files])
@@ -236,7 +236,7 @@ class RecordReader:
                 return entry
 
         try:
-            return retried(read, PAUSES)
+            return retry(read, PAUSES)
         except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
             self._raise_unreadable(row, error)
 

@@ -32,7 +32,7 @@ from packtrain.core.fingerprint import differences, digest
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import media_header
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.pack_source import media_read
+from packtrain.delivery.encode.pack_source import read_media
 from packtrain.delivery.encode.row_table import RecordReader, RowTable
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.measuring.engines import in_processes
@@ -410,7 +410,7 @@ class _Tools:
                 return [media_header(store, medium) for medium in record.media()]
 
             try:
-                return self._encoder.text_tokens(record, media_read(headers, row.id, row.origin))
+                return self._encoder.text_tokens(record, read_media(headers, row.id, row.origin))
             except RecordError:
                 return None
 

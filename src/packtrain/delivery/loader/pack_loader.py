@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
+from packtrain.core.errors import DataError, PacktrainError, describe_exits, in_one_line
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, PackSampler, Span, rank_and_world
@@ -183,7 +183,7 @@ class _Delivery:
         try:
             self.waiting = True
             if not self._ended and (codes := exit_codes(self._workers)):
-                raise RuntimeError(f"DataLoader worker (died between two batches: {by_signal(codes)})")
+                raise RuntimeError(f"DataLoader worker (died between two batches: {describe_exits(codes)})")
             return next(self._batches)
         except StopIteration:
             self._broken, self._ended = False, True
@@ -225,7 +225,7 @@ class _Delivery:
         return DataError(
             f"loader of rank {loader.batch_sampler.rank}"
             + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
-            got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
+            got=f"a worker process was lost ({describe_exits(codes) or in_one_line(error)}) while packs {packs}"
             f" were being built, from {', '.join(files[:MOST_FILES])}{more}",
             expected="workers that live as long as the loader",
             fix=advice(codes),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.source_files import Format, gathered
+from packtrain.records.formats.source_files import Format, in_chunks
 from packtrain.records.shards.address import unreadable
 from packtrain.records.shards.decompression import file_blocks, file_compression
 from packtrain.records.source import Entry, Unit
@@ -122,7 +122,7 @@ class JsonFormat(Format):
 
     def carried(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
         """Units of about `block` bytes that hold their elements."""
-        for held in gathered(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
+        for held in in_chunks(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
             yield Unit(file=file, first=held[0][0], payload=held)
 
 

@@ -223,7 +223,7 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
             yield file, None
 
 
-def gathered(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+def in_chunks(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """Lists of items of about `most` bytes; even an empty item takes memory."""
     held: list[T] = []
     total = 0

@@ -13,7 +13,7 @@ from packtrain.core.values import Message, Text, TokenIds
 from packtrain.records.schemas.chat import ConvertedRecord, as_list, read_messages
 from packtrain.records.schemas.recognise import LOSS_MASKS, OWN_FUNCTION, looks_like
 from packtrain.records.schemas.references import MediaPool
-from packtrain.records.schemas.tools import checked_text, unfolded
+from packtrain.records.schemas.tools import checked_text, unfold
 from packtrain.records.source import RawRecord
 
 _APPROPRIATELY = "Write a response that appropriately completes the request."
@@ -27,7 +27,7 @@ def prompt_completion_schema(value: RawRecord, pool: MediaPool | None) -> Conver
     completion = _turns(value["completion"], "completion", "assistant")
     if not prompt or not completion:
         raise RecordError("schema", "no messages", "empty prompt or completion")
-    (asked, tools), (answered, more) = unfolded(prompt), unfolded(completion)
+    (asked, tools), (answered, more) = unfold(prompt), unfold(completion)
     messages = read_messages([*asked, *answered], pool)
     return ConvertedRecord(
         tuple(

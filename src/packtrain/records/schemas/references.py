@@ -41,7 +41,9 @@ def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
         name = PART_LIMITS[kind].get(key)
         if name is None:
             known = ", ".join(PART_LIMITS[kind]) or "none"
-            raise RecordError("schema", "an unknown limit in a part", f"{key} of {a_kind(kind)}; known are {known}")
+            raise RecordError(
+                "schema", "an unknown limit in a part", f"{key} of {with_article(kind)}; known are {known}"
+            )
         whole = isinstance(value, int) or (isinstance(value, float) and (name == "fps" or value.is_integer()))
         if not whole or isinstance(value, bool) or not 0 < value < 1e12 or limits.get(name, value) != value:
             raise RecordError("schema", "a limit in a part is not a usable number", f"{key}: {ascii(value)[:60]}")
@@ -53,7 +55,7 @@ def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
     return PartLimits(**limits) if limits else None
 
 
-def a_kind(kind: MediaKind) -> str:
+def with_article(kind: MediaKind) -> str:
     """The kind with its article."""
     return f"{'a' if kind == 'video' else 'an'} {kind}"
 

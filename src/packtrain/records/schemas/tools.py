@@ -54,7 +54,7 @@ _CONTENT = ("role", "content", "from", "value")
 # ---- turns
 
 
-def unfolded(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+def unfold(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
     """The turns as OpenAI writes them, and the tool definitions that stood in them."""
     for turn in turns:
         if _is_folded(turn):
@@ -105,14 +105,14 @@ def _role(turn: RawRecord) -> Any:
 def _add_calls(turns: list[Any], turn: RawRecord, role: str) -> None:
     """A turn that is calls. ms-swift's belong to the answer before them, and to those beside them."""
     content = turn.get("content") or turn.get("value")
-    calls = parsed(content, "a tool call is not JSON")
+    calls = parse_json(content, "a tool call is not JSON")
     calls = list(calls) if isinstance(calls, list | tuple) else [calls]
     rest = {key: item for key, item in turn.items() if key not in _CONTENT}
     previous = turns[-1] if turns else None
     if role == "tool_call" and isinstance(previous, Mapping) and _role(previous) in ("assistant", "gpt"):
         if any(previous.get(flag) != rest.get(flag) for flag in LOSS_FLAGS):
             raise RecordError("schema", _PART_LOSS, "an answer and its tool calls")
-        earlier = parsed(previous.get("tool_calls") or [], "a tool call is not JSON")
+        earlier = parse_json(previous.get("tool_calls") or [], "a tool call is not JSON")
         if not isinstance(earlier, list | tuple):
             raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(earlier).__name__}")
         turns[-1] = _merge_keys(rest, {**previous, "tool_calls": [*earlier, *calls]})
@@ -151,7 +151,7 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
                 raise RecordError("schema", "reasoning after the answer has started", "templates write it before")
             message["reasoning_content"] = item
         elif kind == "tools":
-            definitions = parsed(item, "tool definitions are not JSON") or []
+            definitions = parse_json(item, "tool definitions are not JSON") or []
             if not isinstance(definitions, list | tuple):
                 raise RecordError("schema", "tool definitions are not a list", type(definitions).__name__)
             tools += definitions
@@ -164,7 +164,7 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
             call = {"id": part.get("id"), "name": part.get("name"), "arguments": item}
             message.setdefault("tool_calls", []).append(call)
         else:
-            calls = parsed(item, "a tool call is not JSON")
+            calls = parse_json(item, "a tool call is not JSON")
             message.setdefault("tool_calls", []).extend(calls if isinstance(calls, list | tuple) else [calls])
     if parts or message:
         yield _merge_keys(rest, {**message, "role": _role(turn), "content": parts or None})
@@ -189,7 +189,7 @@ def read_extras(turn: RawRecord, role: str) -> Extras | None:
                 "schema", "two kinds of tool calls or reasoning in one message", "tool_calls and function_call"
             )
         calls = [older]
-    calls = parsed(calls, "a tool call is not JSON") if isinstance(calls, str) else calls
+    calls = parse_json(calls, "a tool call is not JSON") if isinstance(calls, str) else calls
     if calls and not isinstance(calls, list | tuple):
         raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(calls).__name__}")
     said = {key: text for key in REASONING_KEYS if (text := _text(turn.get(key), key))}
@@ -220,7 +220,7 @@ def _call(item: object) -> ToolCall:
         raise RecordError("schema", "a tool call has no name", f"keys {list(item)[:5]!a}")
     arguments = function.get("arguments")
     if isinstance(arguments, str) and arguments.strip():
-        arguments = parsed(arguments, "a tool call's arguments are not JSON")
+        arguments = parse_json(arguments, "a tool call's arguments are not JSON")
     if arguments is None or arguments == "":
         arguments = {}
     if not isinstance(arguments, Mapping):
@@ -236,7 +236,7 @@ def read_variables(value: RawRecord, said: Sequence[Any]) -> Variables | None:
     columns = [name for name in TOOL_COLUMNS if value.get(name)]
     if len(columns) + bool(said) > 1:
         raise RecordError("schema", "two columns of tool definitions", " and ".join(columns) or "columns and parts")
-    tools = parsed(value[columns[0]], "tool definitions are not JSON") if columns else list(said)
+    tools = parse_json(value[columns[0]], "tool definitions are not JSON") if columns else list(said)
     if not isinstance(tools, list | tuple):
         raise RecordError("schema", "tool definitions are not a list", type(tools).__name__)
     kwargs = _kwargs(value.get(KWARGS_COLUMN))
@@ -247,7 +247,7 @@ def read_variables(value: RawRecord, said: Sequence[Any]) -> Variables | None:
 
 def _definition(tool: object) -> object:
     """A tool as OpenAI and transformers have it; a bare function (glaive, Anthropic, `functions`) is put into one."""
-    tool = parsed(tool, "tool definitions are not JSON") if isinstance(tool, str) else tool
+    tool = parse_json(tool, "tool definitions are not JSON") if isinstance(tool, str) else tool
     if not isinstance(tool, Mapping):
         raise RecordError("schema", "a tool definition is not an object", type(tool).__name__)
     if "function" in tool or not isinstance(tool.get("name"), str):
@@ -258,7 +258,7 @@ def _definition(tool: object) -> object:
 
 def _kwargs(item: object) -> tuple[tuple[str, Scalar], ...]:
     if isinstance(item, str) and item:
-        item = parsed(item, "chat_template_kwargs are not JSON")
+        item = parse_json(item, "chat_template_kwargs are not JSON")
     if not item:
         return ()
     if not isinstance(item, Mapping) or len(item) > _MOST_KWARGS:
@@ -295,7 +295,7 @@ def _drop_nulls(item: Any) -> Any:
     return [_drop_nulls(one) for one in item] if isinstance(item, list | tuple) else item
 
 
-def parsed(item: Any, reason: str) -> Any:
+def parse_json(item: Any, reason: str) -> Any:
     """What a text of JSON says; anything else as it is."""
     if not isinstance(item, str):
         return item

@@ -23,7 +23,7 @@ from packtrain.records.schemas.recognise import (
     SCHEMA_COLUMNS,
     is_flag,
 )
-from packtrain.records.schemas.references import LIMIT_KEYS, a_kind
+from packtrain.records.schemas.references import LIMIT_KEYS, with_article
 from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
 from packtrain.records.source import MEDIA_ENDINGS, RawRecord
 
@@ -106,7 +106,7 @@ class UnreadNames:
             elif len(self._found) < _MOST_NAMES:
                 self._found[name] = [1, record_id]
 
-    def handed_over(self) -> dict[str, list[Any]]:
+    def drain(self) -> dict[str, list[Any]]:
         """Number of records and the first one's id by name, of all since the last call."""
         counts, self._found = self._found, {}
         return counts
@@ -141,7 +141,7 @@ def refuse_lookalikes(unread: Iterable[tuple[str, object]], messages: Sequence[M
             raise RecordError("schema", "a column or key that looks like loss control is not read", detail)
         kind = _medium_in(item, words) if messages is not None else None
         if kind and messages is not None and not any(kind == shown.kind for shown in _media(messages)):
-            reason = f"a column or key that looks like {a_kind(kind)} is not read"
+            reason = f"a column or key that looks like {with_article(kind)} is not read"
             raise RecordError("schema", reason, name + _rename_hint(name, kind))
 
 

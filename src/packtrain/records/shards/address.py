@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.public import public
-from packtrain.core.retries import Answer, Unreachable, retried
+from packtrain.core.retries import Answer, Unreachable, retry
 from packtrain.core.secrets import with_secrets
 
 READ = 1 << 20  # bytes asked for at once
@@ -105,7 +105,7 @@ def remote_state(url: str, pauses: Sequence[float] = PAUSES) -> dict[str, object
 def with_retries(path: str, ask: Callable[[], Answer], pauses: Sequence[float]) -> Answer:
     """What a file system answers, through faults that pass. RecordError where there is no file, Unreachable at last."""
     try:
-        return retried(ask, pauses, passes=_may_pass)
+        return retry(ask, pauses, passes=_may_pass)
     except (*_OURS, _Changed):
         raise
     except Exception as error:
