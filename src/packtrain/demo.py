@@ -25,11 +25,11 @@ from packtrain.core.artifacts import atomic_path
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.records.synthetic import write_dataset
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import RUN
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:
-    from packtrain.verifying.check_result import Verdict
+    from packtrain.verifying.check_result import CheckReport
 
 MODEL = "tiny:qwen2_5_vl"
 GPU, GPUS = "h100", 4
@@ -81,7 +81,7 @@ class RunStanding:
 class DemoTraining:
     """Two runs, the packing check before them, and the page that compares them."""
 
-    verdict: Verdict
+    verdict: CheckReport
     folders: tuple[Path, ...]  # of MODES
     reused: bool  # trained by an earlier demo, and nothing has changed since
     reported: Reported

@@ -16,9 +16,9 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
+from packtrain.config.data_section import DataSection
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import load_config
-from packtrain.config.sections import DataSection
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.measuring.table import CostTable
 

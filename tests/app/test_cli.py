@@ -255,6 +255,21 @@ def test_stages_have_a_line_each_where_there_is_no_terminal() -> None:
         assert shown.getvalue() == said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train", "--lr", "1e-5"), "training.learning_rate=1e-5, without dashes"),
+        (("verify", "--backend", "sdpa"), "--attn-implementation"),
+        (("verify", "--loss_on", "all"), "--loss-on"),
+        (("pack", "costs", "--seq-len", "9"), "--packing-length"),
+    ],
+    ids=str,
+)
+def test_options_of_other_trainers_lead_to_ours(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    code, _, err = run(*arguments)
+    assert (code, words in err) == (2, True)
+
+
 def test_missing_arguments_are_usage_errors(run: Run, data: Path) -> None:
     assert run("measure")[0] == 2
     assert run("measure", data)[0] == 2

@@ -13,9 +13,11 @@ import pytest
 import yaml
 
 from packtrain.app.train.resolve import ResolvedRun, resolve_run
+from packtrain.config.data_section import MEDIA_LIMITS
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
-from packtrain.config.sections import ALIASES, HOMES, KEYS, MEDIA_LIMITS, SECTIONS, TRAINER_KEYS
+from packtrain.config.sections import ALIASES, HOMES, KEYS, LEADS, SECTIONS, TRAINER_KEYS
 from packtrain.config.setup import OPTIMIZERS
+from packtrain.config.theirs import THEIRS
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.packing.packing_config import LIMITS, PackingConfig
@@ -409,6 +411,13 @@ def test_all_problems_at_once_with_the_nearest_names(load: Load) -> None:
         assert words in said
 
 
+def test_names_of_other_libraries_lead_to_a_key_and_are_not_read_as_it(load: Load) -> None:
+    assert not LEADS.keys() & {*KEYS, *ALIASES, *THEIRS}, "these are understood"
+    assert set(LEADS.values()) <= KEYS.keys()
+    for name, key in (("lr", "learning_rate"), ("formatting", "formatting_func"), ("backend", "attn_implementation")):
+        assert f"data.{name}: unknown key. did you mean {HOMES[key]}.{key}?" in problems(load, f"data: {{{name}: x}}")
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -776,7 +785,7 @@ def test_a_file_has_no_parts(base: RunConfig, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_what_is_taken_makes_arguments_or_is_refused_by_name(base: RunConfig, tmp_path: Path) -> None:
-    from packtrain.app.train.session import accepted_arguments
+    from packtrain.app.train.trainer_arguments import accepted_arguments
 
     made = 0
     for key in SECTIONS["training"].known():

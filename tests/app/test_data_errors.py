@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_runs_data import write_chats, write_config
 
-from packtrain.app.train.prepare import data_of, prepare
+from packtrain.app.train.prepare import data_errors_named, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError
@@ -64,9 +64,9 @@ def test_relative_paths_start_here_or_where_the_config_lies(tmp_path: Path, monk
 
 def test_what_is_not_about_the_data_stays_as_it_is() -> None:
     for error in (ConfigError("model 'x'", got="no folder"), ArtifactError("plan.json", got="half of it")):
-        with pytest.raises(PacktrainError) as caught, data_of(RunConfig(), "eval_path", "x.jsonl"):
+        with pytest.raises(PacktrainError) as caught, data_errors_named(RunConfig(), "eval_path", "x.jsonl"):
             raise error
         assert caught.value is error
     found = pytest.raises(DataError, match=r"^data\.eval_path x\.jsonl: nothing left")
-    with found, data_of(RunConfig(), "eval_path", "x.jsonl"):
+    with found, data_errors_named(RunConfig(), "eval_path", "x.jsonl"):
         raise DataError("nothing left")

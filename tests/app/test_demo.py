@@ -26,7 +26,7 @@ from packtrain.config.run_config import load_config
 from packtrain.demo import run_demo, train_demo
 from packtrain.records.synthetic import BROKEN, write_dataset
 from packtrain.reports.run_words import ALIKE
-from packtrain.runs.read import read_run
+from packtrain.runs.training_run import read_run
 
 
 @pytest.fixture(autouse=True)

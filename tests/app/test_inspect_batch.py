@@ -15,7 +15,7 @@ import pytest
 from commands import Run
 from PIL import Image
 
-from packtrain.app.inspect_batch import SeenBatch, SeenToken, inspect_batch
+from packtrain.app.inspect_batch import BatchToken, InspectedBatch, inspect_batch
 from packtrain.app.inspect_plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
@@ -70,17 +70,17 @@ def at_hand(cache: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(cache))
 
 
-def seen_of(plan: Path, number: int = 0, **options: Any) -> SeenBatch:
+def seen_of(plan: Path, number: int = 0, **options: Any) -> InspectedBatch:
     return inspect_batch(*open_plan(plan), number, cache=plan.parent / "rows", **options)
 
 
-def text_of(tokens: list[SeenToken]) -> str:
+def text_of(tokens: list[BatchToken]) -> str:
     """What the tokens spell together."""
     raw = [token.text.encode() if token.text is not None else bytes.fromhex(token.bytes or "") for token in tokens]
     return b"".join(raw).decode()
 
 
-def terminal(seen: SeenBatch, **options: Any) -> str:
+def terminal(seen: InspectedBatch, **options: Any) -> str:
     console = Terminal(width=100, force_terminal=False, highlight=False, emoji=False)
     with console.capture() as captured:
         show_batch(seen, console, **options)
@@ -164,7 +164,7 @@ class TestTextOfData:
         code, out, err = run("inspect", plan, "--pack", 0, "--batch", "--json")
         assert (code, err) == (0, "")
         said = json.loads(out)
-        tokens = [SeenToken(**{**token, "positions": tuple(token["positions"])}) for token in said["tokens"]]
+        tokens = [BatchToken(**{**token, "positions": tuple(token["positions"])}) for token in said["tokens"]]
         assert tuple(tokens) == seen_of(plan).tokens
         assert said["samples"][2]["id"] == TEXT[2]["id"]
 
@@ -184,7 +184,7 @@ class TestTextOfData:
 
 def test_pieces_of_a_sample(tmp_path: Path) -> None:
     plan = planned(tmp_path, "tiny:llama", [chat("long", "word", "answer " * 60)], packing_length=64, overlong="split")
-    whole: list[SeenToken] = []
+    whole: list[BatchToken] = []
     for number in range(open_plan(plan)[0].num_packs):
         seen = seen_of(plan, number)
         (sample,) = seen.samples

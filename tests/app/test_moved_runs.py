@@ -229,7 +229,7 @@ def test_other_evaluation_data_are_said(tmp_path: Path) -> None:
 
 
 def test_a_run_of_an_older_version_is_called_one(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="an older version of packtrain began"):
+    with pytest.raises(ArtifactError, match="started by an older version of packtrain"):
         check_resumed(begun(tmp_path / "out"), {})
 
 

@@ -256,7 +256,7 @@ class TestKeys:
             "packing_buffer 256 is a look-ahead",
             "packing_min_fill_ratio 0.7 with packing_drop_last",
             "optimizer multimodal is AdamW with a learning rate for each part",
-            "so the vision encoder learns",
+            "so the vision encoder is trained",
             "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed",
             "training.global_max_length is data.packing_length, overlong: drop",
             "custom.train_jsonl is data.dataset_path",

@@ -194,7 +194,7 @@ def test_the_padding_of_a_schedule_is_that_of_its_batches(
 def test_a_message_that_is_not_to_be_trained_carries_no_loss(lines: Path, cache: Path, packing: bool) -> None:
     more: dict[str, Any] = {"packing": True, "rows_per_batch": 1, "packs_per_step": 3} if packing else {}
     dataset = built(config(lines, cache, **more))
-    tokenizer = Tokenizer.from_file(str(Path(dataset._parts()[1].request.settings().folder) / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(Path(dataset.encoder.request.settings().folder) / "tokenizer.json"))
     measured = [dataset.source._rows.row(number).supervised_tokens for number in range(SAMPLES)]
     seen = 0
     for batch in dataset.loader():
@@ -236,7 +236,7 @@ def test_patches_and_tiles_are_known_without_asking(lines: Path, tmp_path: Path,
 
 
 def _patch_side(dataset: Any) -> int:
-    side = dataset._parts()[1].request.settings().config["vision_config"]["patch_size"]
+    side = dataset.encoder.request.settings().config["vision_config"]["patch_size"]
     return int(side[0] if isinstance(side, list) else side)
 
 

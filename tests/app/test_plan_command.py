@@ -238,7 +238,7 @@ class TestTheConfig:
         assert made.study.recommendation.config["training"]["seed"] == 7
         assert made.notes == (
             "read as: training.optimizer is training.optim",
-            "eval_steps 0.1 is a share of all steps: it may stay, the study proposes whole steps",
+            "eval_steps 0.1 is a share of all steps; the study recommends whole steps",
             "zero2 runs as sharding: fsdp (FSDP2), since deepspeed is not installed (packtrain[deepspeed])",
         )
 
@@ -345,7 +345,7 @@ class TestTheConfig:
     def test_what_is_cut_is_said(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         made = planned(costs, shape, tmp_path, "data: {cutoff_len: 1000, packing_length: 4096}\n")
         over = int((costs.column("tokens") > 1000).sum())
-        (note,) = (note for note in made.notes if "trained nowhere" in note)
+        (note,) = (note for note in made.notes if "are not trained on" in note)
         assert 0 < int(note.partition(" ")[0].replace(",", "")) <= over, "samples that are cut"
 
     def test_names_that_are_not_settings(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:

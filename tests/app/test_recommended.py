@@ -11,8 +11,9 @@ from made_runs_data import write_chats
 
 from packtrain.app.measure import measure
 from packtrain.app.plan import plan
-from packtrain.app.train.prepare import RunNumbers, prepare
+from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
+from packtrain.app.train.run_numbers import RunNumbers
 from packtrain.config.run_config import load_config
 from packtrain.config.steps import StepSize
 from packtrain.planning.study_values import Simulation

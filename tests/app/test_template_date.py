@@ -220,7 +220,7 @@ def test_processes_render_the_date_of_the_run(home: Path) -> None:
     dataset.build()
     assert isinstance(dataset.tokens, TokenTable)
     kept = texts(dataset)
-    dataset._parts()[1].cached = None
+    dataset.encoder.cached = None
     assert kept == texts(dataset)
     assert all("Saturday 03 February 2001, 00:00" in text for text in kept)
     batches = [

@@ -10,7 +10,7 @@ from commands import Run
 from made_runs_data import write_config
 from transformers import TrainingArguments
 
-from packtrain.app.train.forecast import try_arguments
+from packtrain.app.train.trainer_arguments import try_arguments
 from packtrain.core.errors import ConfigError
 
 pytestmark = pytest.mark.contract

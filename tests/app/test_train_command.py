@@ -29,10 +29,9 @@ from packtrain.app.train.resolve import resolve_run
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve
-from packtrain.runs.read import read_run
-from packtrain.runs.run_facts import RunFacts, RunOutcome
-from packtrain.runs.run_folder import RunFolder, origin
+from packtrain.runs.run_folder import RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import summarise_run
+from packtrain.runs.training_run import read_run
 
 FILES = {"run.yaml", "run.json", "metrics.jsonl", "ledger.jsonl", "report.html", "final"}
 
@@ -87,7 +86,7 @@ class TestBefore:
         code, out, _ = run("train", config, "--dry-run", "--json", "training.quick_check=false", *settings)
         said = json.loads(out)
         assert (code, said["model"]["dtype"], said["model"]["master_weights"]) == (0, "bfloat16", given)
-        assert any("rounded away" in note for note in said["notes"]) != given
+        assert any("round to zero" in note for note in said["notes"]) != given
 
     def test_one_of_a_thing_is_said_as_one(self, run: Run, config: Path, tmp_path: Path) -> None:
         """By every command that counts, and the mean length stands beside the longest."""
@@ -384,7 +383,7 @@ class TestRun:
         assert code == 0, err
         said = json.loads(out)
         assert said["numbers"]["packs_per_step"] == packs
-        assert any("effective_batch_size: 8 -> 20" in note and "not taken over" in note for note in said["notes"])
+        assert any("effective_batch_size: 8 -> 20" in note and "are ignored" in note for note in said["notes"])
         assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3, 4, 5]
 
     @pytest.mark.full
@@ -392,7 +391,7 @@ class TestRun:
         code, out, _ = run("train", config, "--resume", "--json")
         said = json.loads(out)
         assert code == 0
-        assert any("nothing to resume" in note and "begins again" in note for note in said["notes"])
+        assert any("nothing to resume" in note and "starts from the beginning" in note for note in said["notes"])
         assert said["outcome"]["status"] == "complete"
 
     @pytest.mark.full
@@ -437,7 +436,7 @@ class TestRun:
         for again in ((), ("--resume",)):
             code, out, err = run("train", config, *given, *stops, *again)
             assert code == 0, err
-            assert "complete (early stopping: no better in 1 evaluation): step 2 of 5" in " ".join(out.split())
+            assert "complete (early stopping: no improvement in 1 evaluation): step 2 of 5" in " ".join(out.split())
             assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2]
         assert (tmp_path / "out" / "checkpoint-2").is_dir()
 

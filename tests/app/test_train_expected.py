@@ -11,16 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from packtrain.app.train.forecast import Machine, course_of, disk_warning, expected, heaviest, machine_of, too_large
-from packtrain.app.train.prepare import Prepared, batch_rows, prepare
+from packtrain.app.train.forecast import (
+    batch_rows,
+    disk_warning,
+    heaviest,
+    memory_warning,
+    model_prediction,
+    predict_run,
+)
+from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.session import accepted_arguments, arguments_of
+from packtrain.app.train.trainer_arguments import accepted_arguments, arguments_of, course_of
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
 from packtrain.packing.schedule import EMPTY
 from packtrain.predicting.host import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory
 from packtrain.records.synthetic import write_dataset
+from packtrain.training.predictions import ModelPrediction
 
 H200 = "NVIDIA H200"
 
@@ -48,23 +56,23 @@ def made(folder: Path, *overrides: str) -> Prepared:
     return prepare(resolve_run(config, world=1, overrides=overrides))
 
 
-def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> Machine:
-    found = machine_of(prepared, gpu=H200, attention="varlen", compiled=compiled, bf16=True)
+def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> ModelPrediction:
+    found = model_prediction(prepared, gpu=H200, attention="varlen", compiled=compiled, bf16=True)
     assert found is not None
     assert found.gpu is not None
     return found if memory is None else replace(found, gpu=replace(found.gpu, memory_bytes=memory))
 
 
 def test_nothing_is_said_where_everything_fits(small: Prepared) -> None:
-    found = expected(small, on(small, compiled=True))
+    found = predict_run(small, on(small, compiled=True))
     assert found is not None
     assert found.memory_bytes < found.gpu_bytes
-    busy = expected(small, on(small, compiled=True), workers=4)
+    busy = predict_run(small, on(small, compiled=True), workers=4)
     assert busy is not None
     assert busy.host_bytes - found.host_bytes > 4 * PROCESS_BYTES, "each worker is a process, with its batches"
-    assert too_large(found, small) == ()
-    assert expected(small, None) is None
-    assert too_large(None, small) == ()
+    assert memory_warning(found, small) == ()
+    assert predict_run(small, None) is None
+    assert memory_warning(None, small) == ()
 
 
 def test_the_length_that_is_named_fits(small: Prepared) -> None:
@@ -73,12 +81,12 @@ def test_the_length_that_is_named_fits(small: Prepared) -> None:
     needed = estimate_memory(machine.shape, machine.setup, worst, machine.memory).total
     fixed = estimate_memory(machine.shape, machine.setup, replace(worst, tokens=1, longest=1), machine.memory).states
     tight = on(small, compiled=True, memory=needed - (needed - fixed) // 100)
-    found = expected(small, tight)
+    found = predict_run(small, tight)
     assert found is not None
-    (said,) = too_large(found, small)
+    (said,) = memory_warning(found, small)
     assert "packing_length of at most" in said
     assert 0 < found.fitting_tokens < worst.tokens
-    (none,) = too_large(expected(small, on(small, compiled=True, memory=1)), small)
+    (none,) = memory_warning(predict_run(small, on(small, compiled=True, memory=1)), small)
     assert "no batch would fit" in none
 
 
@@ -107,11 +115,11 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
         ("save_delay_steps=10", "no checkpoint is saved"),
         ("save_delay_steps=10 save_steps=20", "no checkpoint is saved"),
         ("eval_steps=2", ""),
-        ("eval_steps=10", "it is evaluated at its end only"),
-        ("eval_steps=2 eval_delay=10", "nothing is evaluated"),
+        ("eval_steps=10", "evaluation runs at the end only"),
+        ("eval_steps=2 eval_delay=10", "evaluation never runs"),
         ("num_train_epochs=9.9", ""),
         ("num_train_epochs=1230", "every sample is trained on 1,230 times"),
-        ("warmup_steps=9", "the warm-up of 9 steps is not over"),
+        ("warmup_steps=9", "the warm-up of 9 steps is longer than the run"),
     ],
 )
 def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:

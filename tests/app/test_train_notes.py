@@ -13,7 +13,7 @@ from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import load_config
 from packtrain.families import tiny
-from packtrain.measuring.statistics import data_notes
+from packtrain.measuring.measure_summary import data_notes
 
 
 @pytest.fixture

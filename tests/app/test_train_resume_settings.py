@@ -34,25 +34,29 @@ def refused(model: dict[str, Any], *overrides: str, **training: Any) -> str:
 @pytest.mark.parametrize(
     ("model", "asked", "words"),
     [
-        (LORA, "model.lora_alpha=2", "model.lora_alpha: the run has 8, asked for is 2"),
-        (LORA, "model.lora_rank=8", "model.lora_rank: the run has 4, asked for is 8"),
+        (LORA, "model.lora_alpha=2", "model.lora_alpha: the run has 8, requested is 2"),
+        (LORA, "model.lora_rank=8", "model.lora_rank: the run has 4, requested is 8"),
         (
             LORA,
             "model.lora_target_modules=[v_proj]",
-            "lora_target_modules: the run has [k_proj], asked for is [v_proj]",
+            "lora_target_modules: the run has [k_proj], requested is [v_proj]",
         ),
-        (LORA, "model.lora_target_modules=all", "the run has [k_proj], asked for is all"),
-        (LORA, "model.method=dora", "model.method: the run has lora, asked for is dora"),
-        (LORA, "model.use_dora=true", "model.method: the run has lora, asked for is dora"),
-        (LORA, "model.quantization_bit=4", "model.method: the run has lora, asked for is qlora"),
-        (LORA, "model.method=full", "model.method: the run has lora, asked for is full"),
-        (FULL, "model.method=lora", "model.method: the run has full, asked for is lora"),
-        (FULL, "model.train_vision=false", "model.train_vision: the run has true, asked for is false"),
-        (FULL, "model.train_projector=false", "model.train_projector: the run has true, asked for is false"),
-        (FULL, "model.train_language=false", "model.train_language: the run has true, asked for is false"),
-        (FULL, "training.vit_lr=0", "train_vision: the run has true, asked for is false, by training.vit_lr 0"),
-        (LORA, "training.aligner_lr=1e-3", "the run has false, asked for is true, by training.aligner_lr 0.001"),
-        (FULL, "training.optim=sgd", "training.optim: the run has adamw_torch_fused, asked for is sgd"),
+        (LORA, "model.lora_target_modules=all", "the run has [k_proj], requested is all"),
+        (LORA, "model.method=dora", "model.method: the run has lora, requested is dora"),
+        (LORA, "model.use_dora=true", "model.method: the run has lora, requested is dora"),
+        (LORA, "model.quantization_bit=4", "model.method: the run has lora, requested is qlora"),
+        (LORA, "model.method=full", "model.method: the run has lora, requested is full"),
+        (FULL, "model.method=lora", "model.method: the run has full, requested is lora"),
+        (FULL, "model.train_vision=false", "model.train_vision: the run has true, requested is false"),
+        (FULL, "model.train_projector=false", "model.train_projector: the run has true, requested is false"),
+        (FULL, "model.train_language=false", "model.train_language: the run has true, requested is false"),
+        (FULL, "training.vit_lr=0", "train_vision: the run has true, requested is false, because of training.vit_lr 0"),
+        (
+            LORA,
+            "training.aligner_lr=1e-3",
+            "has false, requested is true, because of training.aligner_lr 0.001",
+        ),
+        (FULL, "training.optim=sgd", "training.optim: the run has adamw_torch_fused, requested is sgd"),
         (FULL, "training.optim_args=amsgrad=True", "training.optim_args: the run has nothing"),
     ],
     ids=lambda value: value if isinstance(value, str) and "=" in value else "",
@@ -94,7 +98,7 @@ def test_every_setting_of_the_model_is_known_to_be_one_or_the_other() -> None:
 def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "learning_rate": 0.01}
     said = refused(FULL, "training.learning_rate=0.1", **plateau)
-    assert "training.learning_rate: the run has 0.01, asked for is 0.1; reduce_lr_on_plateau continues from" in said
+    assert "training.learning_rate: the run has 0.01, requested is 0.1; reduce_lr_on_plateau continues from" in said
     assert refused(FULL, "training.weight_decay=0.1", **plateau) == ""
     assert "lr_scheduler_type: the run has reduce_lr_on_plateau" in refused(
         FULL, "training.lr_scheduler_type=cosine", **plateau
@@ -104,7 +108,7 @@ def test_schedules_that_have_come_to_their_rates_keep_them() -> None:
 def test_deepspeed_has_its_own_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packtrain.config.setup.find_spec", lambda _: object())
     said = refused(FULL, "training.weight_decay=0.1", deepspeed="zero2", learning_rate=0.01)
-    assert "training.weight_decay: the run has nothing, asked for is 0.1; DeepSpeed takes it" in said
+    assert "training.weight_decay: the run has nothing, requested is 0.1; DeepSpeed restores it" in said
 
 
 def test_all_that_is_refused_is_said_at_once() -> None:
@@ -148,7 +152,7 @@ def test_a_run_goes_on_with_what_is_asked_for(run: Run, ended: Path, tmp_path: P
     assert rates == pytest.approx([0.004 * 0.5, 0.004 * 0.5 * (1 - 0.5**0.5)]), "of a cosine over four steps"
     assert (folder / "checkpoint-3").is_dir()
     assert yaml.safe_load((folder / "run.yaml").read_text())["training"]["learning_rate"] == 0.004
-    (note,) = (note for note in notes if "other settings than before" in note)
+    (note,) = (note for note in notes if "continues with changed settings" in note)
     for words in ("learning_rate 0.01 -> 0.004", "max_steps 2 -> 4", "save_steps 100 -> 3"):
         assert f"training.{words}" in note
     code, out, err = run("train", ended, *asked, "--resume", "--json")
@@ -160,7 +164,7 @@ def test_a_run_goes_on_with_what_is_asked_for(run: Run, ended: Path, tmp_path: P
 def test_what_is_refused_leaves_the_run_as_it_is(run: Run, ended: Path, tmp_path: Path) -> None:
     before = files(tmp_path / "out")
     for asked, words, expected in (
-        ("model.method=lora", "model.method: the run has full, asked for is lora", 2),
+        ("model.method=lora", "model.method: the run has full, requested is lora", 2),
         ("training.max_steps=12", "another plan: epochs: 0.4 -> 2.4; steps: 2 -> 12", 1),
     ):
         code, _, err = run("train", ended, asked, "--resume")
@@ -193,5 +197,5 @@ def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(run: Run, tmp_
     facts.write_text(json.dumps({**ended, "outcome": {**ended["outcome"], "status": "failed"}}))
     code, out, err = run("train", config, "model.method=lora", "--resume", "--json")
     assert code == 0, err
-    assert any("begins again" in note for note in json.loads(out)["notes"])
+    assert any("starts from the beginning" in note for note in json.loads(out)["notes"])
     assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()

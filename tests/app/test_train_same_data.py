@@ -28,7 +28,7 @@ def test_the_run_asks_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     prepared = prepare(resolve_run(load_config(write_config(tmp_path)), world=1))
     resume.check_same_data(prepared)
-    monkeypatch.setattr(agreement, "said_by_all", lambda mine: [mine, {**mine, "tokens": mine["tokens"] + 1}])
+    monkeypatch.setattr(agreement, "gather_values", lambda mine: [mine, {**mine, "tokens": mine["tokens"] + 1}])
     with pytest.raises(DataError, match="rank 1"):
         resume.check_same_data(prepared)
 

@@ -287,7 +287,7 @@ class TestModel:
         assert (plain.trains_vision, plain.trains_projector) == (False, False)
         assert resolved("vit_lr=0").model.trains_vision is False
         assert resolved("vit_lr=0").step.vit_lr is None, "a rate of a frozen part is none"
-        assert "so the vision encoder learns" in " ".join(resolved("method=lora", "vit_lr=1e-6").notes)
+        assert "so the vision encoder is trained" in " ".join(resolved("method=lora", "vit_lr=1e-6").notes)
 
     @pytest.mark.parametrize(
         ("given", "method"),

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from packtrain.bench.data import (
     write_pictures,
     write_shards,
 )
-from packtrain.bench.loader import TENTH, bench_loader, first_batch
+from packtrain.bench.loader import TENTH, LoaderResult, bench_loader, first_batch
 from packtrain.bench.loader_speed import PLAIN, ROUNDS, WAYS, SpeedTask, epochs_needed, speed
 from packtrain.bench.tables import show_loader
 from packtrain.cli import bench as commands
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ConfigError
 from packtrain.families.model_folder import resolve
 from packtrain.measuring.table import COSTS, MEDIA, CostTable
@@ -93,13 +94,13 @@ def test_long_data_are_read_at_every_place(folder: Path, model: str, tmp_path: P
     """The benchmark's table of a repeated file delivers every row, each from its own place."""
     shutil.copytree(folder / "images", tmp_path / "images")
     data = write_long(tmp_path, 2_000, config(tmp_path, tmp_path, model))
-    assert (data.rows, data.config.packing_length) == (2_000, 1_024)
-    assert data.made_bytes > 0
+    assert (data.size.rows, data.size.capacity, data.config.packing_length) == (2_000, 1_024, 1_024)
+    assert data.size.made_bytes > 0
     dataset = MultiModalDataset(data.config)
     dataset.build()
     table = CostTable.load(dataset.plan.summary.cost_table)
     assert len(set(table.column("at").tolist())) == 2_000
-    assert dataset.plan.num_packs == data.packs
+    assert dataset.plan.num_packs == data.size.packs
     epoch = dataset.plan.epoch(0)
     last = next(n for n in range(epoch.num_packs) if 1_999 in epoch.pack(n).rows)
     assert 1_999 in [sample.row for sample in dataset[last].samples], "the last line of the repeated file was read"
@@ -131,9 +132,10 @@ def test_every_way_delivers_the_same_samples(folder: Path, model: str, tmp_path:
         lines=replace(given, dataset_path=str(write_lines(folder / "speed.jsonl", found))),
         shards=replace(given, dataset_path=str(write_shards(tmp_path / "shards", found, folder))),
         folder=model,
+        capacity=1_024,
         workers=(0,),
     )
-    result = speed(task)
+    result = asdict(speed(task))
     assert (result["samples"], result["images"], result["rounds"]) == (8, 8, ROUNDS)
     lines = {line["way"]: line for line in result["lines"]}
     assert tuple(lines) == WAYS
@@ -154,8 +156,8 @@ def test_a_start_delivers_the_pack_that_is_next(folder: Path, model: str, tmp_pa
     order = dataset.schedule.order(0).tolist()
     assert len(order) > 3
     found = [first_batch(given, access, share, 0.0) for share in (0.0, 0.5, 0.99)]
-    assert [one["behind"] for one in found] == [0, len(order) // 2, len(order) - 1]
-    assert [one["pack"] for one in found] == [order[one["behind"]] for one in found]
+    assert [one.behind for one in found] == [0, len(order) // 2, len(order) - 1]
+    assert [one.pack for one in found] == [order[one.behind] for one in found]
 
 
 def test_worker_counts_are_checked() -> None:
@@ -198,7 +200,7 @@ def test_the_command_runs_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert set(row["first"]) == set(row["last"])
         assert row["last"]["rss"] > 100 << 20
     page = io.StringIO()
-    show_loader(result, Console(file=page, width=160))
+    show_loader(from_json(LoaderResult, result), Console(file=page, width=160))
     for words in ("Speed: 8 samples", "Time to the first batch", "Memory of 2 processes", "plain DataLoader"):
         assert words in page.getvalue()
 

@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.console import Console
 from packtrain.bench import pack
 from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, read_lengths, samples_from
 from packtrain.bench.other_packers import OTHERS, OtherPacker, PackerRun
-from packtrain.bench.pack import LIMITS, WHOLE, bench_pack, best_fit_decreasing, equal_work, plan_of
+from packtrain.bench.pack import LIMITS, WHOLE, PackResult, bench_pack, best_fit_decreasing, equal_work, plan_of
 from packtrain.bench.scaling import GeneratedRows, scaling
 from packtrain.bench.tables import show_pack
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
@@ -255,7 +256,7 @@ def test_plan_in_memory_holds_every_sample_once() -> None:
 
 
 def test_equal_work_compares_the_three_orders() -> None:
-    found = equal_work("set", mixture("video", 6_000), {"packing_length": 8_192}, ranks=(4, 16, 100_000))
+    found = asdict(equal_work("set", mixture("video", 6_000), {"packing_length": 8_192}, ranks=(4, 16, 100_000)))
     assert [line["ranks"] for line in found["lines"]] == [4, 16]
     for line in found["lines"]:
         assert 1 <= line["strict"]["slowest"] <= line["sorted"]["slowest"] < line["random"]["slowest"]
@@ -335,7 +336,7 @@ def check_result(result: dict[str, Any]) -> None:
         assert row["peak_gib"] > 0.02
 
 
-def shown(result: dict[str, Any]) -> str:
+def shown(result: PackResult) -> str:
     page = io.StringIO()
     show_pack(result, Console(file=page, width=200))
     return page.getvalue()
@@ -345,14 +346,15 @@ def test_benchmark_of_a_file(tmp_path: Path) -> None:
     """All but other packers and growth, which start processes and import trainers."""
     np.save(tmp_path / "mine.npy", lvis_shape(1_500)["tokens"])
     said: list[str] = []
-    result = bench_pack(tmp_path / "mine.npy", [8_192, 4_096], [], False, said.append, several=400, work=1_500)
+    made = bench_pack(tmp_path / "mine.npy", [8_192, 4_096], [], False, said.append, several=400, work=1_500)
+    result = asdict(made)
     check_result(result)
     assert result["set"] == "mine.npy"
     assert result["samples"] == 1_500
     assert [row["capacity"] for row in result["one_resource"]] == [8_192, 4_096]
     assert result["one_resource"][0]["dropped"] > 0
     assert said[0] == "one resource"
-    page = shown(result)
+    page = shown(made)
     for title in ("Best fit, one resource", "Strategies at 8,192", "Several resources", "Load balance", "mine.npy"):
         assert title in page
     assert "Growth" not in page
@@ -361,18 +363,19 @@ def test_benchmark_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_benchmark_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack, "lvis_shape", lambda samples=1_500: lvis_shape(min(samples, 1_500)))
-    result = bench_pack(None, [8_192], [20_000], True, several=400, work=1_500)
+    made = bench_pack(None, [8_192], [20_000], True, several=400, work=1_500)
+    result = asdict(made)
     check_result(result)
     assert "synthetic" in result["set"]
     assert {row["packer"] for row in result["others"]["rows"]} == {other.name for other in OTHERS if other.installed}
     assert [row["what"] for row in result["scaling"]] == ["alone", "plan"]
-    page = shown(result)
+    page = shown(made)
     for name in (*(other.name for other in OTHERS), "ms-swift", "Growth"):
         assert name in page
 
 
 def test_growth_in_windows_counts_all_samples() -> None:
-    found = scaling(9_000, 4_096, "alone", window=4_000)
+    found = asdict(scaling(9_000, 4_096, "alone", window=4_000))
     assert found["window"] == 4_000
     assert found["packs"] >= found["bound"] > 9_000 * 1_000 / 4_096
     assert found["nanoseconds_per_sample"] == pytest.approx(found["seconds"] / 9_000 * 1e9)
@@ -381,7 +384,7 @@ def test_growth_in_windows_counts_all_samples() -> None:
 @pytest.mark.full
 def test_memory_is_that_of_packing() -> None:
     """At least the order that is handed back, 8 bytes a sample; and not the process, which alone is above 100 MiB."""
-    found = scaling(1_000_000, 8_192, "alone")
+    found = asdict(scaling(1_000_000, 8_192, "alone"))
     assert 8 <= found["extra_bytes_per_sample_of_a_window"] < 64
     assert found["peak_gib"] > 0.1
 

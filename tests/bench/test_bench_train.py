@@ -33,7 +33,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.families.contracts import contract_for
-from packtrain.predicting.memory_states import count
+from packtrain.predicting.memory_parts import count
 
 QUICK = replace(TINY_SETTINGS, tokens=400, step_samples=4, workers=0)
 

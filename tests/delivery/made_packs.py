@@ -17,7 +17,7 @@ from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.encode.row_table import SampleRow
-from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.families.family import BatchContract
 from packtrain.packing.pack_plan import PackPlan
@@ -79,7 +79,7 @@ class Encoder:
         length = Rows().row(row).tokens
         ids = torch.arange(length) + 7 * row
         piece = ids[start : start + tokens if tokens >= 0 else None] % 90
-        return made_sample(record.id, piece, supervised=len(piece) - 1, row=row)
+        return synthetic_sample(record.id, piece, supervised=len(piece) - 1, row=row)
 
 
 def plan_of(*epochs: int, **config: Any) -> PackPlan:

@@ -34,6 +34,7 @@ from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, VIDEO
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
 from packtrain.families.encoder import RecordEncoder
+from packtrain.families.skeleton import Skeletons
 from packtrain.modeling.load import build_model
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
@@ -396,7 +397,7 @@ def test_other_positions_are_counted(family: str, media: Path, model: Folder) ->
 def check_conversations(family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from conversations import conversations, write_images, write_jsonl
 
-    monkeypatch.setattr(RecordEncoder, "patience", 1)  # both ways of laying out: template and filling in
+    monkeypatch.setattr(Skeletons, "patience", 1)  # both ways of laying out: template and filling in
     folder = small_tiles(tiny.write(family, tmp_path / "model"), family)
     images = write_images(tmp_path) if family in IMAGE_FAMILIES else ()
     data = write_jsonl(tmp_path / "data.jsonl", conversations(count, images=images, shapes=count // 4, seed=5))
@@ -427,8 +428,8 @@ def test_many_conversations(family: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_families_are_all_here() -> None:
+    from packtrain.families.family import TextOnly
     from packtrain.families.registry import all_families
-    from packtrain.families.text.rule import TextOnly
 
     known = {name for name, one in all_families().items() if one.rule not in (None, TextOnly)}
     assert known - {"nanovlm"} == set(IMAGE_FAMILIES) >= set(VIDEO_FAMILIES)

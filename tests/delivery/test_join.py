@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import image_of_patches, made_sample
+from packtrain.delivery.encode.synthetic_samples import image_of_patches, synthetic_sample
 from packtrain.families.contracts import contract_for
 
 CONTRACT = contract_for({"model_type": "qwen3_vl"})
@@ -17,7 +17,7 @@ CONTRACT = contract_for({"model_type": "qwen3_vl"})
 
 def sample(patches: int) -> EncodedSample:
     image = image_of_patches(torch.full((patches, 6), float(patches)), 2, patches // 2, merged=4, token_id=7)
-    return made_sample(f"{patches}", torch.arange(image.tokens + 2), supervised=0, images=image, position_rows=4)
+    return synthetic_sample(f"{patches}", torch.arange(image.tokens + 2), supervised=0, images=image, position_rows=4)
 
 
 ROWS = [PackedRow(key=PackKey(0, pack), samples=(sample(4 + 4 * pack), sample(8))) for pack in range(3)]

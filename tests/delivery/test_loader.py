@@ -270,7 +270,7 @@ def test_each_pack_once_on_any_number_of_ranks_and_rows(
         samplers = [PackSampler(schedule, rank, world, rows_per_batch=rows) for rank in range(world)]
         for sampler in samplers:
             sampler.seek(epoch, next_pack)
-        turns = list(zip(*(sampler.turns() for sampler in samplers), strict=True))
+        turns = list(zip(*(sampler.micro_batches() for sampler in samplers), strict=True))
         stop = data.draw(st.integers(0, len(turns))) if number < len(worlds) - 1 else len(turns)
         for ranks in turns[:stop]:
             assert len({turn.next_pack for turn in ranks}) == 1, "the state is the same on every rank"
@@ -357,9 +357,9 @@ def test_the_death_of_others_is_still_raised_by_torch() -> None:
     loader = loader_of(plan_of(4), num_workers=1)
     delivery = iter(loader)
     next(delivery)
-    assert not processes_of._held_back("DataLoader worker (pid 1) is killed by signal: Killed.")
+    assert not processes_of._is_deferred("DataLoader worker (pid 1) is killed by signal: Killed.")
     pid = loader._iterator._workers[0].pid
-    assert processes_of._held_back(f"DataLoader worker (pid {pid}) is killed by signal: Killed.")
+    assert processes_of._is_deferred(f"DataLoader worker (pid {pid}) is killed by signal: Killed.")
     list(delivery)
 
 

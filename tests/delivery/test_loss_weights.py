@@ -24,7 +24,7 @@ from packtrain.delivery.encode.encoded_sample import (
     PackKey,
     VisionCounts,
 )
-from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract
 
@@ -35,7 +35,7 @@ OF_ALL = {"token": float, "sample": lambda n: float(n > 0), "sqrt": math.sqrt}  
 
 def made(tokens: int, supervised: int, *, vision: VisionCounts | None = None, name: str = "a") -> EncodedSample:
     """A sample whose last tokens carry loss."""
-    return replace(made_sample(name, torch.arange(tokens) + 10, supervised=supervised), vision=vision)
+    return replace(synthetic_sample(name, torch.arange(tokens) + 10, supervised=supervised), vision=vision)
 
 
 def row(*samples: EncodedSample, pack: int = 0) -> PackedRow:

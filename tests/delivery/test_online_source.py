@@ -20,7 +20,7 @@ from packtrain.core.errors import ArtifactError, DataError, RecordError
 from packtrain.core.values import Cost, LedgerEntry, Record
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.online_source import Arrival, EntryPlace, OnlineSource, SourceStream
 from packtrain.families import tiny
@@ -70,7 +70,7 @@ class Encoder:
         if tokens == BROKEN:
             raise RecordError("decode", "image is damaged", "at byte 7")
         tokens += 2 * (tokens == LONGER)
-        return made_sample(record.id, torch.full((tokens,), int(record.id[1:]) + 10), supervised=tokens - 1)
+        return synthetic_sample(record.id, torch.full((tokens,), int(record.id[1:]) + 10), supervised=tokens - 1)
 
 
 def request(**more: Any) -> Request:

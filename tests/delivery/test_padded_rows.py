@@ -62,7 +62,7 @@ def test_the_rows_of_a_batch_are_neighbours_in_the_order_of_the_step() -> None:
         for number in range(2):
             order = schedule.step(0, number).tolist()
             for rank in range(2):
-                for micro_batch, turn in enumerate(PackSampler(schedule, rank, 2, rows_per_batch=3).turns()):
+                for micro_batch, turn in enumerate(PackSampler(schedule, rank, 2, rows_per_batch=3).micro_batches()):
                     if turn.keys[0].step != number:
                         continue
                     places = [order.index(key.pack) for key in turn.keys]
@@ -149,7 +149,7 @@ def test_saved_with_some_rows_and_continued_with_others(
         samplers = [PackSampler(schedule, rank, world, rows_per_batch=rows) for rank in range(world)]
         for sampler in samplers:
             sampler.seek(0, next_pack)
-        found = [list(sampler.turns()) for sampler in samplers]
+        found = [list(sampler.micro_batches()) for sampler in samplers]
         positions = [[turn.next_pack for turn in rank] for rank in found]
         assert all(one == positions[0] for one in positions)
         reached.append(positions[0])

@@ -18,126 +18,134 @@ import torch.distributed as dist
 from processes import context
 
 from packtrain.core.errors import ConfigError, PacktrainError
-from packtrain.delivery.trainers.watch import Patience, RankWatch, Sign, SignJudge, _of_others
+from packtrain.delivery.trainers.watch import Heartbeat, RankWatch, Timeouts, Watchdog, _is_collateral
 
-PATIENCE = Patience(silence=10, behind=20, start=100)
-
-
-def sign(number: int = 1, step: int = 5, **more: Any) -> Sign:
-    return Sign(number=number, host=more.pop("host", "node"), step=step, **more)
+TIMEOUTS = Timeouts(silent=10, behind=20, start=100)
 
 
-def look(judge: SignJudge, *rounds: tuple[float, dict[int, Sign | None]]) -> list[str]:
-    return [judge.look(now, signs) for now, signs in rounds]
+def beat(number: int = 1, step: int = 5, **more: Any) -> Heartbeat:
+    return Heartbeat(number=number, host=more.pop("host", "node"), step=step, **more)
 
 
-# ---- what signs mean
+def check(watchdog: Watchdog, *rounds: tuple[float, dict[int, Heartbeat | None]]) -> list[str]:
+    return [watchdog.check(now, beats) for now, beats in rounds]
+
+
+# ---- what heartbeats mean
 
 
 def test_a_rank_without_signs_is_gone_and_named() -> None:
-    judge = SignJudge(PATIENCE)
-    rounds = [(now, {0: sign(int(now)), 1: sign(1, 7, host="node-b"), 2: sign(int(now))}) for now in (0.0, 5.0, 10.0)]
-    assert look(judge, *rounds) == ["", "", ""]
-    assert judge.look(10.5, rounds[-1][1] | {0: sign(11), 2: sign(11)}) == (
+    watchdog = Watchdog(TIMEOUTS)
+    rounds = [(now, {0: beat(int(now)), 1: beat(1, 7, host="node-b"), 2: beat(int(now))}) for now in (0.0, 5.0, 10.0)]
+    assert check(watchdog, *rounds) == ["", "", ""]
+    assert watchdog.check(10.5, rounds[-1][1] | {0: beat(11), 2: beat(11)}) == (
         "rank 1 on node-b (last step 7) is gone: no heartbeat for 10.5 s"
     )
 
 
 def test_a_rank_that_gives_signs_at_the_same_step_as_all_is_not_late() -> None:
-    judge = SignJudge(PATIENCE)
-    assert look(judge, *[(now, {0: sign(now), 1: sign(now)}) for now in range(0, 1000, 5)]) == [""] * 200
+    watchdog = Watchdog(TIMEOUTS)
+    assert check(watchdog, *[(now, {0: beat(now), 1: beat(now)}) for now in range(0, 1000, 5)]) == [""] * 200
 
 
 def test_the_clock_of_a_late_rank_starts_when_others_are_ahead() -> None:
-    judge = SignJudge(PATIENCE)
+    watchdog = Watchdog(TIMEOUTS)
     for now in range(0, 60, 5):  # a long evaluation of all
-        assert judge.look(now, {0: sign(now), 1: sign(now)}) == ""
+        assert watchdog.check(now, {0: beat(now), 1: beat(now)}) == ""
     for now in range(60, 85, 5):
-        assert judge.look(now, {0: sign(now, 6), 1: sign(now, at="loader.py:3 in read")}) == ""
-    found = judge.look(85, {0: sign(85, 6), 1: sign(85, at="loader.py:3 in read")})
+        assert watchdog.check(now, {0: beat(now, 6), 1: beat(now, at="loader.py:3 in read")}) == ""
+    found = watchdog.check(85, {0: beat(85, 6), 1: beat(85, at="loader.py:3 in read")})
     assert found.startswith("rank 1 on node (last step 5) has made no progress for 25.0 s while others are at step 6")
     assert "loader.py:3 in read" in found
 
 
 def test_a_slow_rank_that_gets_on_is_not_late() -> None:
-    judge = SignJudge(PATIENCE)
+    watchdog = Watchdog(TIMEOUTS)
     for now in range(0, 300, 5):
-        assert judge.look(now, {0: sign(now, now // 15 + 1), 1: sign(now, now // 15)}) == ""
+        assert watchdog.check(now, {0: beat(now, now // 15 + 1), 1: beat(now, now // 15)}) == ""
 
 
 def test_parts_of_a_step_tell_who_hangs() -> None:
-    judge = SignJudge(PATIENCE)
-    found = look(judge, *[(now, {0: sign(now, part=1), 1: sign(now, part=0)}) for now in (0, 15, 21)])
+    watchdog = Watchdog(TIMEOUTS)
+    found = check(watchdog, *[(now, {0: beat(now, part=1), 1: beat(now, part=0)}) for now in (0, 15, 21)])
     assert found[:2] == ["", ""]
     assert found[2].startswith("rank 1 ")
 
 
 def test_a_rank_that_was_late_when_it_died_is_gone_and_not_late() -> None:
-    judge = SignJudge(PATIENCE)
+    watchdog = Watchdog(TIMEOUTS)
     for now in range(15):
-        assert judge.look(now, {0: sign(now, 6), 1: sign(now)}) == ""
+        assert watchdog.check(now, {0: beat(now, 6), 1: beat(now)}) == ""
     for now in range(15, 25):
-        assert judge.look(now, {0: sign(now, 6), 1: sign(14)}) == ""
-    assert " is gone: " in judge.look(25, {0: sign(25, 6), 1: sign(14)})
+        assert watchdog.check(now, {0: beat(now, 6), 1: beat(14)}) == ""
+    assert " is gone: " in watchdog.check(25, {0: beat(25, 6), 1: beat(14)})
 
 
 def test_a_rank_that_fails_is_named_at_once() -> None:
-    failed = sign(3, 4, state="failed", message="ValueError: odd")
-    assert SignJudge(PATIENCE).look(0, {0: sign(), 1: failed}) == "rank 1 on node (last step 4) failed: ValueError: odd"
+    failed = beat(3, 4, state="failed", message="ValueError: odd")
+    assert Watchdog(TIMEOUTS).check(0, {0: beat(), 1: failed}) == "rank 1 on node (last step 4) failed: ValueError: odd"
 
 
 def test_a_broken_collective_waits_for_the_rank_that_broke_it() -> None:
-    broken = sign(3, state="failed", message="Connection closed by peer", of_others=True)
-    judge = SignJudge(PATIENCE)
-    assert look(judge, *[(now, {0: sign(now), 1: broken, 2: sign()}) for now in (0, 5, 10)]) == ["", "", ""]
-    assert judge.look(10.1, {0: sign(11), 1: broken, 2: sign()}).startswith("rank 2 on node (last step 5) is gone")
-    judge = SignJudge(PATIENCE)
-    found = look(judge, *[(now, {0: sign(now), 1: broken, 2: sign(now)}) for now in (0, 10, 11)])
+    broken = beat(3, state="failed", message="Connection closed by peer", collateral=True)
+    watchdog = Watchdog(TIMEOUTS)
+    assert check(watchdog, *[(now, {0: beat(now), 1: broken, 2: beat()}) for now in (0, 5, 10)]) == [
+        "",
+        "",
+        "",
+    ]
+    assert watchdog.check(10.1, {0: beat(11), 1: broken, 2: beat()}).startswith("rank 2 on node (last step 5) is gone")
+    watchdog = Watchdog(TIMEOUTS)
+    found = check(watchdog, *[(now, {0: beat(now), 1: broken, 2: beat(now)}) for now in (0, 10, 11)])
     assert found[:2] == ["", ""]
     assert found[2].startswith("rank 1 on node (last step 5) failed"), "no other rank explains it"
 
 
 def test_a_failure_of_its_own_comes_before_all_others() -> None:
-    signs = {0: sign(2, state="failed", message="x", of_others=True), 1: sign(), 2: sign(state="failed", message="y")}
-    judge = SignJudge(PATIENCE)
-    judge.look(0, {0: signs[0], 1: signs[1], 2: sign()})
-    assert judge.look(50, signs).endswith("failed: y")
+    beats = {
+        0: beat(2, state="failed", message="x", collateral=True),
+        1: beat(),
+        2: beat(state="failed", message="y"),
+    }
+    watchdog = Watchdog(TIMEOUTS)
+    watchdog.check(0, {0: beats[0], 1: beats[1], 2: beat()})
+    assert watchdog.check(50, beats).endswith("failed: y")
 
 
 def test_ranks_that_are_done_are_left_alone() -> None:
-    judge = SignJudge(PATIENCE)
-    signs = {0: sign(1, 9, state="done"), 1: sign(1, 4, state="done")}
-    assert look(judge, (0, signs), (500, signs)) == ["", ""]
+    watchdog = Watchdog(TIMEOUTS)
+    beats = {0: beat(1, 9, state="done"), 1: beat(1, 4, state="done")}
+    assert check(watchdog, (0, beats), (500, beats)) == ["", ""]
     for now in range(0, 100, 5):
-        assert judge.look(now, {0: sign(1, 9, state="done"), 1: sign(now, 3)}) == ""
+        assert watchdog.check(now, {0: beat(1, 9, state="done"), 1: beat(now, 3)}) == ""
 
 
 def test_ranks_that_never_start_or_never_begin_are_named() -> None:
-    judge = SignJudge(PATIENCE)
-    assert look(judge, (0, {0: sign(), 1: None}), (100, {0: sign(2), 1: None})) == ["", ""]
-    assert judge.look(101, {0: sign(3), 1: None}) == "rank 1 has not started within 100 s"
-    judge = SignJudge(PATIENCE)
-    found = look(judge, *[(now, {0: sign(now), 1: sign(now, -1)}) for now in range(0, 106, 5)])
+    watchdog = Watchdog(TIMEOUTS)
+    assert check(watchdog, (0, {0: beat(), 1: None}), (100, {0: beat(2), 1: None})) == ["", ""]
+    assert watchdog.check(101, {0: beat(3), 1: None}) == "rank 1 has not started within 100 s"
+    watchdog = Watchdog(TIMEOUTS)
+    found = check(watchdog, *[(now, {0: beat(now), 1: beat(now, -1)}) for now in range(0, 106, 5)])
     assert found[:21] == [""] * 21
     assert found[21].startswith("rank 1 on node (before its first step) has made no progress")
 
 
 def test_a_verdict_of_another_rank_is_taken_over() -> None:
     assert (
-        SignJudge(PATIENCE).look(0, {0: sign(), 1: sign(state="ended", message="rank 0 is gone")}) == "rank 0 is gone"
+        Watchdog(TIMEOUTS).check(0, {0: beat(), 1: beat(state="ended", message="rank 0 is gone")}) == "rank 0 is gone"
     )
 
 
 def test_signs_survive_the_store() -> None:
-    one = sign(3, part=2, at="a:1", state="failed", message="naïve \udcff", of_others=True, verdict="v")
-    assert Sign.from_bytes(one.to_bytes()) == one
+    one = beat(3, part=2, at="a:1", state="failed", message="naïve \udcff", collateral=True, verdict="v")
+    assert Heartbeat.from_bytes(one.to_bytes()) == one
 
 
 def test_which_errors_another_rank_may_explain() -> None:
-    assert _of_others(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]"))
-    assert _of_others(dist.DistBackendError("NCCL error"))
-    assert not _of_others(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not _of_others(ValueError("gloo"))
+    assert _is_collateral(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]"))
+    assert _is_collateral(dist.DistBackendError("NCCL error"))
+    assert not _is_collateral(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not _is_collateral(ValueError("gloo"))
 
 
 # ---- one process
@@ -250,7 +258,7 @@ def test_settings_are_checked(settings: dict[str, float]) -> None:
 
 
 def test_a_rank_that_is_told_to_end_waits_less_for_one_that_is_gone() -> None:
-    group = Group(3, deadline=12.0)  # without haste 7 of them without a sign
+    group = Group(3, deadline=12.0)  # without haste 7 of them without a heartbeat
     for watch in group.watches:
         watch.start().beat(3)
         watch._wait_for_round()

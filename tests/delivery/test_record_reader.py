@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -68,6 +67,11 @@ def reader_of(table: CostTable, folder: Path, files: Files | None = None) -> Rec
     return RecordReader(table.request(), RowTable.make(table, folder), files or LocalFiles())
 
 
+def record_of(reader: RecordReader, number: int) -> Record:
+    with reader.opened(number) as record:
+        return record
+
+
 def shown(reader: RecordReader, record: Record, source: int) -> tuple[Any, ...]:
     """A record with the bytes of its media in place of where they are."""
     media = []
@@ -97,7 +101,7 @@ class TestEveryFormat:
         }
         assert measured.summary.counts.ledger == 3, "the broken lines"
 
-    @pytest.mark.parametrize("how", ["local", "cached", "copied", "opened"])
+    @pytest.mark.parametrize("how", ["local", "cached", "copied"])
     def test_every_row_is_what_was_measured(self, measured: CostTable, tmp_path: Path, how: str) -> None:
         cache = ShardCache(tmp_path / "cache", 1 << 24)
         files = {"cached": CachedFiles(cache), "copied": CachedFiles(cache, copy_local=True)}.get(how, LocalFiles())
@@ -110,24 +114,9 @@ class TestEveryFormat:
         for row, (record, source) in order:
             expected = shown(reader, record, source)
             with_media += len(expected[-1])
-            if how == "opened":
-                with reader.opened(row) as found:
-                    assert shown(reader, found, source) == expected
-            else:
-                assert shown(reader, reader.record(row), source) == expected
+            with reader.opened(row) as found:
+                assert shown(reader, found, source) == expected
         assert with_media == len(truth) // 2
-
-    def test_records_outlive_the_cached_shard(self, measured: CostTable, tmp_path: Path) -> None:
-        rows = RowTable.make(measured, tmp_path)
-        files = CachedFiles(ShardCache(tmp_path / "cache", 1 << 24))
-        reader = RecordReader(measured.request(), rows, files)
-        numbers = [n for n in range(len(rows)) if rows.row(n).images and rows.row(n).id.startswith("tar.")]
-        assert numbers
-        kept = {n: reader.record(n) for n in numbers}
-        shutil.rmtree(tmp_path / "cache")
-        for number, record in kept.items():
-            (*_, media) = shown(reader, record, rows.row(number).source)
-            assert media[0][2].startswith(b"\x89PNG")
 
     def test_files_are_numbered_as_they_are_read(self, measured: CostTable) -> None:
         specs = measured.request().specs
@@ -162,8 +151,8 @@ class TestChangedData:
             path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
             reader = RecordReader(table.request(), rows, LocalFiles())
             with pytest.raises(DataError, match=r"(?s)d\.jsonl has changed since it was measured.*r7 \(d\.jsonl:8\)"):
-                reader.record(7)
-            assert (reader.record(6).id, reader.record(8).id) == ("r6", "r8")
+                record_of(reader, 7)
+            assert (record_of(reader, 6).id, record_of(reader, 8).id) == ("r6", "r8")
 
     @pytest.mark.parametrize(
         "how",
@@ -177,12 +166,12 @@ class TestChangedData:
     def test_another_file(self, table: CostTable, tmp_path: Path, how: Callable[[bytes], bytes]) -> None:
         self.change(table, how)
         with pytest.raises(DataError, match=r"(?s)d\.jsonl has changed since it was measured.*r29 \(d\.jsonl:30\)"):
-            reader_of(table, tmp_path).record(29)
+            record_of(reader_of(table, tmp_path), 29)
 
     def test_a_missing_file(self, table: CostTable, tmp_path: Path) -> None:
         os.remove(table.files[0].file)
         with pytest.raises(DataError, match=r"(?s)data file .*d\.jsonl\n.*No such file.*r3 \(d\.jsonl:4\)"):
-            reader_of(table, tmp_path).record(3)
+            record_of(reader_of(table, tmp_path), 3)
 
     @pytest.mark.parametrize("way", ["local", "copied"])
     @pytest.mark.parametrize("how", ["renamed", "in place", "same size and time"])
@@ -195,7 +184,7 @@ class TestChangedData:
         write_rows(data, kind, rows)
         table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
         reader = self.reader(table, tmp_path, way)
-        assert [reader.record(n).id for n in (2, 4)] == ["r2", "r4"]
+        assert [record_of(reader, n).id for n in (2, 4)] == ["r2", "r4"]
         before = data.stat()
         other = [{**row, "messages": chat_of(f"whot {i}?")} for i, row in enumerate(rows)]
         write_rows(tmp_path / "new", kind, other)
@@ -207,13 +196,13 @@ class TestChangedData:
             assert data.stat().st_size == before.st_size
             os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
         if way == "copied":  # the copy is as measured until the source is looked at again
-            assert reader.record(0).id == "r0"
+            assert record_of(reader, 0).id == "r0"
         files = LocalFiles() if way == "local" else CachedFiles(ShardCache(tmp_path / "d", 1 << 22), copy_local=True)
         for again in (
             (reader, reader_of(table, tmp_path, files)) if way == "local" else (reader_of(table, tmp_path, files),)
         ):
             with pytest.raises(DataError, match=r"(?s)d\.(parquet|arrow) has changed.*other text.*sample r1"):
-                again.record(1)
+                record_of(again, 1)
 
     def reader(self, table: CostTable, folder: Path, way: str) -> RecordReader:
         if way == "local":
@@ -225,13 +214,13 @@ class TestChangedData:
         data = tmp_path / "d.parquet"
         write_rows(data, "parquet", rows)
         table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
-        assert reader_of(table, tmp_path).record(2).id == "r2"
+        assert record_of(reader_of(table, tmp_path), 2).id == "r2"
         write_rows(data, "parquet", rows[::-1])
         with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*other text.*sample r4"):
-            reader_of(table, tmp_path).record(4)
+            record_of(reader_of(table, tmp_path), 4)
         write_rows(data, "parquet", rows[:3])
         with pytest.raises(DataError, match=r"(?s)d\.parquet has changed.*no longer has row 4.*sample r4"):
-            reader_of(table, tmp_path).record(4)
+            record_of(reader_of(table, tmp_path), 4)
 
 
 def mutated(data: bytes, draw: random.Random) -> bytes:
@@ -279,7 +268,7 @@ def test_what_is_measured_of_damaged_files_is_delivered(tmp_path: Path, model: M
         reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 26), copy_local=True)),
     ):
         for number in range(len(table)):
-            reader.record(number)
+            record_of(reader, number)
 
 
 class TestDamagedCopies:
@@ -303,10 +292,10 @@ class TestDamagedCopies:
         table = measure_outcome(data, model=str(model("llama")), out=tmp_path / "costs", workers=1, check=0).table
         files = CachedFiles(ShardCache(tmp_path / "cache", 1 << 22), copy_local=True)
         reader = reader_of(table, tmp_path, files)
-        assert reader.record(0).id == "r0"
+        assert record_of(reader, 0).id == "r0"
         for used in (reader, pickle.loads(pickle.dumps(reader))):
             self.flip(tmp_path, b"hat 4")
-            assert used.record(4).id == "r4"
+            assert record_of(used, 4).id == "r4"
             (copy,) = (tmp_path / "cache").glob("*.ready")
             assert copy.read_bytes() == data.read_bytes()
 
@@ -320,14 +309,15 @@ class TestDamagedCopies:
         table = measure_outcome("memory://damaged/d.tar", model=str(model("qwen2_5_vl")), **options).table
         reader = reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "cache", 1 << 22)))
         for place in (b"IDAT", b"IHDR"):
-            assert reader.record(3).media()
+            assert record_of(reader, 3).media()
             self.flip(tmp_path, place)
-            (medium,) = reader.record(1).media()
-            assert medium.ref.data == picture(1)
+            with reader.opened(1) as record:
+                ((*_, content),) = shown(reader, record, 0)[-1]
+            assert content == picture(1)
         remote.pipe_file("/damaged/d.tar", (tmp_path / "d.tar").read_bytes().replace(b"IDAT", b"IDAU"))
         again = reader_of(table, tmp_path, CachedFiles(ShardCache(tmp_path / "other", 1 << 22)))
         with pytest.raises(DataError, match="has changed since it was measured"):
-            again.record(1)
+            record_of(again, 1)
         remote.store.clear()
 
 
@@ -380,7 +370,7 @@ class TestFaults:
 
     def test_a_fault_that_passes(self, table: CostTable, tmp_path: Path, slept: list[float]) -> None:
         files = Failing(3, OSError(5, "Input/output error"))
-        assert reader_of(table, tmp_path, files).record(4).id == "r4"
+        assert record_of(reader_of(table, tmp_path, files), 4).id == "r4"
         assert (slept, files.tried) == (list(PAUSES[:3]), 4)
 
     def test_a_fault_that_stays(self, table: CostTable, tmp_path: Path, slept: list[float]) -> None:
@@ -389,13 +379,13 @@ class TestFaults:
         with pytest.raises(
             DataError, match=r"(?s)data file .*d\.jsonl\n.*Input/output error.*sample r4 \(d\.jsonl:5\)"
         ):
-            reader.record(4)
+            record_of(reader, 4)
         assert (slept, files.tried) == (list(PAUSES), len(PAUSES) + 1)
 
     def test_a_file_that_is_gone_is_not_waited_for(self, table: CostTable, tmp_path: Path, slept: list[float]) -> None:
         files = Failing(99, RecordError("read", "file cannot be read", "No such file"))
         with pytest.raises(DataError, match=r"(?s)data file .*No such file"):
-            reader_of(table, tmp_path, files).record(4)
+            record_of(reader_of(table, tmp_path, files), 4)
         assert slept == []
 
 

@@ -66,7 +66,7 @@ def test_rows_that_limits_dropped_are_not_there(table: CostTable, tmp_path: Path
     limited = CostTable(table.folder, table.summary)
     kept = np.flatnonzero(np.arange(COUNT) % 3 != 1)
     limited._rows, limited._columns = kept, {"tokens": table.column("tokens")[kept] + 7}
-    limited._limits = type(limited._limits)(max_pixels=1000)
+    limited.limits = type(limited.limits)(max_pixels=1000)
     made, whole = RowTable.make(limited, tmp_path / "rows"), RowTable.make(table, tmp_path / "rows")
     assert made.path != whole.path
     assert_rows(made, limited)

@@ -15,7 +15,8 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.families import tiny
-from packtrain.families.encoder import LossOn, RecordEncoder
+from packtrain.families.encoder import RecordEncoder
+from packtrain.families.layout import LossOn
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 
@@ -180,7 +181,7 @@ def test_supervised_tokens_of_any_text(family: str, seed: int, count: int, tmp_p
 
     folder = tiny.write(family, tmp_path)
     tokenizer, encoder = AutoTokenizer.from_pretrained(folder), encoder_for(folder)
-    encoder.patience = 1  # type: ignore[misc]
+    encoder.skeletons.patience = 1  # type: ignore[misc]
     draw = random.Random(seed)
     for _ in range(count):
         texts = ["".join(draw.choices(PIECES, k=draw.randint(0, 6))) for _ in range(draw.choice((3, 5)))]
@@ -295,7 +296,7 @@ def test_answers_without_an_end_and_shortened_ones_are_known(
     )
     encoder = encoder_for(folder, **options)
     one = record(*[turn for text in answers for turn in (("user", ["q"]), ("assistant", [text]))])
-    for _ in range(encoder.patience + 1 if learned else 1):
+    for _ in range(encoder.skeletons.patience + 1 if learned else 1):
         _, found = encoder.cost(one, ())
     assert (found.ended, found.shortened) == expected
 
@@ -374,8 +375,8 @@ TEXTS = (
 def test_filling_in_costs_what_the_template_costs(family: str, loss_on: LossOn | None, tmp_path: Path) -> None:
     folder = tiny.write(family, tmp_path)
     quickly, slowly = encoder_for(folder, loss_on=loss_on), encoder_for(folder, loss_on=loss_on)
-    quickly.patience, slowly.patience = 0, 10**9  # type: ignore[misc]
-    kinds = quickly.layouter.family.placeholders
+    quickly.skeletons.patience, slowly.skeletons.patience = 0, 10**9  # type: ignore[misc]
+    kinds = quickly.layouter.rule.placeholders
     draw = random.Random(family)
 
     def one(shape: tuple[tuple[str, str], ...]) -> Record:
@@ -407,5 +408,5 @@ def test_filling_in_costs_what_the_template_costs(family: str, loss_on: LossOn |
             assert outcome(quickly, found) == whole, found
             compared += isinstance(whole, tuple)
     assert compared > 80
-    filled = any(quickly._skeletons._known.values())
+    filled = any(quickly.skeletons._known.values())
     assert filled or family in ("qwen3", "nanovlm") or loss_on == "all", "no record was ever filled in"

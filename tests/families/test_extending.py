@@ -142,6 +142,35 @@ def test_media_need_a_small_image(registered: dict[str, Family]) -> None:
         packtrain.register_family(Family(model_type="new", contract=BatchContract(media={"pixel_values": "rows"})))
 
 
+def test_a_family_names_the_submodules_of_its_model(registered: dict[str, Family]) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    from packtrain.families import ModuleNames
+    from packtrain.modeling.model_parts import model_parts, part_of_weight
+
+    class Model(transformers.PreTrainedModel):  # type: ignore[misc,name-defined]
+        base_model_prefix = "model"
+
+        def __init__(self) -> None:
+            super().__init__(transformers.PreTrainedConfig())
+            self.config.model_type = "new"
+            inner = {name: torch.nn.Linear(1, 1) for name in ("seer", "bridge", "speaker")}
+            self.model = torch.nn.ModuleDict(inner)
+            self.model.config = self.config
+
+    model = Model()
+    assert model_parts(model).vision is None
+    assert {part_of_weight(name) for name, _ in model.named_parameters()} == {"language"}
+    names = ModuleNames(language="speaker", vision="seer", projector="bridge")
+    packtrain.register_family(Family(model_type="new", modules=names))
+    parts = model_parts(model)
+    assert (parts.vision, parts.language) == (model.model["seer"], model.model["speaker"])
+    assert {id(weight) for weight in parts.projector()} == {id(weight) for weight in model.model["bridge"].parameters()}
+    for name, _ in model.named_parameters():
+        assert (
+            part_of_weight(name) == {"seer": "vision", "bridge": "projector", "speaker": "language"}[name.split(".")[1]]
+        )
+
+
 def test_an_installed_entry_point_is_loaded_when_it_is_asked_for(
     registered: dict[str, Family], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from packtrain.delivery.encode import from_transformers as finishing
 from packtrain.delivery.encode.from_transformers import finished_tokenizer
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.registry import load_rule
-from packtrain.families.settings import read_settings, with_tokenizer
+from packtrain.families.settings import read_settings
 from packtrain.families.tiny import write
 
 PHI3 = (
@@ -44,7 +44,7 @@ def chat(*texts: str, system: str | None = None) -> Record:
 
 
 def encoder(folder: Path, tokenizer: str | None = None, **options: Any) -> RecordEncoder:
-    settings = with_tokenizer(read_settings(folder), tokenizer)
+    settings = read_settings(folder, tokenizer=tokenizer)
     family = load_rule(settings, MediaLimits())
     assert family is not None
     return RecordEncoder(settings, family, **options)
@@ -109,7 +109,7 @@ def test_a_placeholder_made_of_two_texts_is_seen_by_both_paths(tmp_path: Path) -
         messages=(Message(role="user", parts=parts), Message(role="assistant", parts=(Text("a"),))),
     )
     header = MediaHeader(kind="image", width=56, height=56)
-    for _ in range(made.patience + 2):  # the slow path first, then the fast one
+    for _ in range(made.skeletons.patience + 2):  # the slow path first, then the fast one
         with pytest.raises(RecordError, match="do not match the media"):
             made.cost(record, [header])
 

@@ -12,9 +12,8 @@ import pytest
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.family import ProcessorSettings, Rule
+from packtrain.families.family import ProcessorSettings, Rule, TextOnly
 from packtrain.families.registry import BUILT_IN, all_families, load_rule
-from packtrain.families.text.rule import TextOnly
 
 IMAGE = MediaHeader(kind="image", width=640, height=480)
 VIDEO = MediaHeader(kind="video", width=640, height=480, frames=40, fps=8.0, seconds=5.0)

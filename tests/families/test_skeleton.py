@@ -17,7 +17,7 @@ from packtrain.families.family import ProcessorSettings
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
-from packtrain.families.skeleton import Skeletons, shape_of
+from packtrain.families.skeleton import Skeletons
 from packtrain.families.tokenizer import LightTokenizer
 
 WRITE = (
@@ -150,6 +150,11 @@ HEADERS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Skeletons, "patience", 0)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ProcessorSettings]:
     root = tmp_path_factory.mktemp("tiny")
@@ -203,7 +208,7 @@ def chat(*texts: str) -> Record:
 
 
 def filled_in(skeletons: Skeletons, record: Record) -> bool:
-    return not skeletons._always_run and skeletons.skeleton(record, shape_of(record)) is not None
+    return skeletons.skeleton(record) is not None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,7 @@ def test_the_templates_of_all_families(
 ) -> None:
     layouter = layouter_for(folders[family], loss_on=loss_on)
     skeletons = Skeletons(layouter)
-    kinds = tuple(layouter.family.placeholders)
+    kinds = tuple(layouter.rule.placeholders)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
     @given(record=records(layouter.template_literals, kinds))
@@ -260,7 +265,7 @@ def test_many_more_texts(family: str, add_eos: bool, folders: dict[str, Processo
     skeletons = Skeletons(layouter)
 
     @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(record=records(layouter.template_literals, tuple(layouter.family.placeholders)))
+    @given(record=records(layouter.template_literals, tuple(layouter.rule.placeholders)))
     def same(record: Record) -> None:
         assert_same(layouter, skeletons, record)
 

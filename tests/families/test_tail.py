@@ -62,7 +62,7 @@ def encoder_for(folder: Path, *, patience: int = 32, **options: Any) -> RecordEn
     family = load_rule(settings, MediaLimits())
     assert family is not None
     encoder = RecordEncoder(settings, family, **options)
-    encoder.patience = patience  # type: ignore[misc]
+    encoder.skeletons.patience = patience  # type: ignore[misc]
     return encoder
 
 
@@ -142,7 +142,7 @@ def test_the_tail_begins_behind_the_last_media_id(family: str, options: dict[str
             compared += 1
     assert compared >= 16
     assert len(tails) > 8, "the tails hardly differ"
-    assert any(quickly._skeletons._known.values()) or family == "gemma3", "no record was filled in"
+    assert any(quickly.skeletons._known.values()) or family == "gemma3", "no record was filled in"
 
 
 def test_a_token_that_the_tokenizer_appends_is_in_the_tail(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_token_that_the_tokenizer_appends_is_in_the_tail(tmp_path: Path) -> No
             assert cost == slowly.cost(record, headers)[0]
             assert_exact(cost, *written_out(slowly, record, headers))
             assert cost.tail_tokens == before.cost(record, headers)[0].tail_tokens + 1
-    assert any(quickly._skeletons._known.values()), "no record was filled in"
+    assert any(quickly.skeletons._known.values()), "no record was filled in"
 
 
 @pytest.mark.parametrize("family", tiny.tiny_families())
@@ -190,7 +190,7 @@ def test_a_medium_without_tokens_ends_nothing(tmp_path: Path) -> None:
     (record, headers) = next((r, h) for r, h in samples("internvl") if [x.kind for x in h] == ["image"] * 3)
     counts = {headers[0]: 3, headers[1]: 2, headers[2]: 0}
     for encoder in (quickly, slowly):
-        family = encoder.layouter.family
+        family = encoder.layouter.rule
         right = type(family).image
 
         def image(header: MediaHeader, *args: int, right: Any = right, family: Rule = family) -> Expansion:

@@ -18,6 +18,7 @@ from packtrain.families.encoder import RecordEncoder
 from packtrain.families.layout import Layout, LossOn
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
+from packtrain.families.skeleton import Skeletons
 from packtrain.families.tiny import write
 from packtrain.measuring.request import settings_state
 from packtrain.records.schemas import SchemaOptions, to_record
@@ -227,7 +228,7 @@ def test_text_tokens_and_loss_are_those_of_transformers_and_of_the_rule(
 ) -> None:
     from transformers import AutoTokenizer
 
-    monkeypatch.setattr(RecordEncoder, "patience", 0)  # filled in from the first record on, where that may be done
+    monkeypatch.setattr(Skeletons, "patience", 0)  # filled in from the first record on, where that may be done
 
     real = AutoTokenizer.from_pretrained(str(folder))
     made, tools = encoder(folder, STYLES[style].template), [tool("weather"), tool("time")]

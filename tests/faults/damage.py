@@ -9,6 +9,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def of_plan(folder: Path) -> Any:
     packs = [plan.epoch(number) for number in range(plan.num_epochs)]
     loads = [one.load(name).tolist() for one in packs for name in ("end", "tokens", "patches", "images")]
     return (
-        digest(plan.summary.to_json()),
+        digest(asdict(plan.summary)),
         loads,
         [one.pack(number).rows.tolist() for one in packs for number in range(5)],
     )

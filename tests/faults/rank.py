@@ -39,7 +39,7 @@ from packtrain.core import retries
 from packtrain.core.artifacts import atomic_path, remove_leftovers
 from packtrain.core.errors import PacktrainError
 from packtrain.delivery.loader.failures import FailureWatch
-from packtrain.delivery.loader.sampler import Turn
+from packtrain.delivery.loader.sampler import MicroBatch
 from packtrain.delivery.trainers.watch import RankWatch
 
 BREAK = "PACKTRAIN_TEST_BREAK"  # which fault the loader has: a key of BREAKS
@@ -225,30 +225,30 @@ def _retry_quickly() -> None:
 # ---- faults that a loader might have
 
 
-def _broken_turns(loader: Any, change: Any) -> None:
-    turns = loader.batch_sampler.turns
-    loader.batch_sampler.turns = lambda: iter(change(list(turns())))
+def _broken_order(loader: Any, change: Any) -> None:
+    micro_batches = loader.batch_sampler.micro_batches
+    loader.batch_sampler.micro_batches = lambda: iter(change(list(micro_batches())))
 
 
 def _drop_last(loader: Any) -> None:
     """The last pack of an epoch is never handed out, though the state says so."""
 
-    def change(turns: list[Turn]) -> list[Turn]:
+    def change(turns: list[MicroBatch]) -> list[MicroBatch]:
         last = turns[-2]._replace(next_pack=turns[-1].next_pack)
         return [*turns[:-2], last._replace(keys=tuple(key._replace(last=True) for key in last.keys))]
 
-    _broken_turns(loader, change)
+    _broken_order(loader, change)
 
 
 def _duplicate(loader: Any) -> None:
     """One pack comes twice."""
-    _broken_turns(loader, lambda turns: [*turns[:2], turns[1], *turns[2:]])
+    _broken_order(loader, lambda turns: [*turns[:2], turns[1], *turns[2:]])
 
 
 def _swap(loader: Any) -> None:
     """Two packs of one step change places."""
 
-    def change(turns: list[Turn]) -> list[Turn]:
+    def change(turns: list[MicroBatch]) -> list[MicroBatch]:
         (first,), (second,) = turns[0].keys, turns[1].keys
         return [
             turns[0]._replace(keys=(first._replace(pack=second.pack),)),
@@ -256,7 +256,7 @@ def _swap(loader: Any) -> None:
             *turns[2:],
         ]
 
-    _broken_turns(loader, change)
+    _broken_order(loader, change)
 
 
 def _change(loader: Any) -> None:

@@ -32,11 +32,11 @@ from packtrain.core.errors import ConfigError, DriftError
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
-from packtrain.families.encoder import RecordEncoder
 from packtrain.families.family import Run
 from packtrain.families.internvl.rule import InternVL
 from packtrain.families.qwen_vl.rule import Qwen2VL
 from packtrain.families.settings import read_settings
+from packtrain.families.skeleton import Skeletons
 from packtrain.measuring.measure_summary import DriftCheck
 from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
@@ -53,7 +53,7 @@ def _both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first record of a shape is laid out by running the template, the others by filling in."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    monkeypatch.setattr(RecordEncoder, "patience", 1)
+    monkeypatch.setattr(Skeletons, "patience", 1)
 
 
 def load(folder: Path) -> Any:

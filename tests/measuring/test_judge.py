@@ -16,10 +16,10 @@ from packtrain.measuring.journal import UnitResult
 
 def unit(number: int, *, good: int = 0, failed: int = 0, filtered: int = 0, reason: str = "no messages") -> UnitResult:
     lines = [
-        {"origin": f"u{number}:f{i}", "stage": "filter", "reason": "r", "detail": "", "filtered": True}
+        {"id": "a", "origin": f"u{number}:f{i}", "stage": "filter", "reason": "r", "detail": "", "filtered": True}
         for i in range(filtered)
     ] + [
-        {"origin": f"u{number}:{i}", "stage": "schema", "reason": reason, "detail": "d", "filtered": False}
+        {"id": "a", "origin": f"u{number}:{i}", "stage": "schema", "reason": reason, "detail": "d", "filtered": False}
         for i in range(failed)
     ]
     return UnitResult(

@@ -330,7 +330,7 @@ def test_journal_units_are_checked_against_the_sum(tmp_path: Path, qwen: Path) -
     inputs = json.loads(path.read_bytes().split(b"\n", 1)[0])["inputs"]
     journal, stale = Journal.open(path, inputs)
     assert (stale, len(journal)) == ([], 1)
-    assert write_table(tmp_path / "good", journal).ledger == 1
+    assert write_table(tmp_path / "good", journal).counts.ledger == 1
     journal.append(replace(journal.read(0), ledger=b""))
     with pytest.raises(ArtifactError, match="31 entries read"):
         write_table(tmp_path / "bad", journal)

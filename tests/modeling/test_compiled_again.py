@@ -115,7 +115,7 @@ def compile_recomputed(model: Any, compiler: Compiler, **options: Any) -> compil
 def test_blocks_with_windows(compiler: Compiler, monkeypatch: pytest.MonkeyPatch, views: bool) -> None:
     """The first block is given a view. A graph is made for it, and the next, for what is none, would fit it as well."""
     if views:
-        monkeypatch.setattr(compiled, "_own", lambda hidden: hidden)
+        monkeypatch.setattr(compiled, "_without_view", lambda hidden: hidden)
     model, batches = model_of(WINDOWS), packs(WINDOWS, constant=True)
     loss = ChunkedLoss.install(model, chunk=16)
     expected = [gradients(model, loss_of(model, loss, batch)) for batch in batches]

@@ -105,7 +105,7 @@ def test_features_are_put_where_their_tokens_stand(rows: int) -> None:
     embedded = torch.randn(rows, 20, 8, requires_grad=True)
     features = torch.randn(int(mask[..., 0].sum()), 8, requires_grad=True)
     expected = embedded.masked_scatter(mask, features)
-    found = embedded.masked_scatter(mask.as_subclass(host_sync._Places), features)
+    found = embedded.masked_scatter(mask.as_subclass(host_sync._TokenMask), features)
     assert type(found.grad_fn).__name__ != type(expected.grad_fn).__name__, "its gradient would ask the GPU"
     assert torch.equal(found, expected)
     weights = torch.randn_like(expected)

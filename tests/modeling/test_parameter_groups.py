@@ -71,7 +71,7 @@ def test_whatever_learns_is_in_one_group(
 ) -> None:
     chosen = {f"train_{name}": name in parts for name in PARTS}
     model = set_trainable(fresh_model(family), settings(method=method, **chosen))
-    learning = {part.name for part in describe_trainable(model).parts if part.trained}
+    learning = {part.name for part in describe_trainable(model) if part.trained}
     assert learning == parts
     asked = {"vision": rates["vit_lr"], "projector": rates["aligner_lr"]}
     if any(rate is not None and name not in parts for name, rate in asked.items()):

@@ -19,7 +19,7 @@ from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.patches import PATCHES, patches_of, take_off
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision import multiply_patches, split_vision
+from packtrain.modeling.vision import split_vision, use_patch_matmul
 
 SOURCE = Path(packtrain.__file__).parent
 _KEPT = {"_packtrain_patches", "_loss_function"}  # the second is the same function as before
@@ -39,7 +39,7 @@ def test_a_model_is_as_it_was_when_all_are_taken_off(tmp_path: Path) -> None:
     before = state(model)
     prepare_model(model, attn_implementation="sdpa")
     avoid_host_sync(model)
-    multiply_patches(model)
+    use_patch_matmul(model)
     compile_layers(model)
     split_vision(model, 64)
     ChunkedLoss.install(model, chunk=8)

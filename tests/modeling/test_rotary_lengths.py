@@ -15,7 +15,7 @@ from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.core.errors import DataError
 from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract
 from packtrain.families.tiny import write
@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def sample(name: str, tokens: int, position_rows: int = 1) -> EncodedSample:
     ids = (torch.arange(tokens) * 7 + len(name)) % 90
-    return made_sample(name, ids, supervised=tokens - 1, position_rows=position_rows)
+    return synthetic_sample(name, ids, supervised=tokens - 1, position_rows=position_rows)
 
 
 def made(**config: Any) -> Any:

@@ -18,7 +18,7 @@ from transformers.models.auto import modeling_auto
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import made_sample
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import choose_backend, set_attention
 
@@ -99,7 +99,7 @@ def plain(config: Any) -> dict[str, Any]:
 
 def drawn(tokens: int) -> EncodedSample:
     ids = torch.randint(5, 90, (tokens,), generator=torch.Generator().manual_seed(tokens))
-    return made_sample(str(tokens), ids, supervised=tokens - 1)
+    return synthetic_sample(str(tokens), ids, supervised=tokens - 1)
 
 
 def assert_exact(stock: Any, backend: str) -> str:

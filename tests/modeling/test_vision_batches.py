@@ -108,12 +108,12 @@ def test_a_fault_at_a_boundary_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above notices one image that was taken twice, in place of its neighbour."""
     model, batch = fresh_model("gemma3").train(), batch_of("gemma3")
     wanted, _ = trained(model, batch)
-    joined = encoder_module._joined
+    joined = encoder_module._concatenated
 
     def wrong(outputs: Any, again: Any) -> Any:
         return joined([outputs[0], *outputs[:-1]], again)
 
-    monkeypatch.setattr(encoder_module, "_joined", wrong)
+    monkeypatch.setattr(encoder_module, "_concatenated", wrong)
     split_vision(model, 256)
     found, _ = trained(model, batch)
     assert furthest(found, wanted) > 1e-3

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary, Places
-from packtrain.measuring.statistics import table_statistics
+from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary, Places, table_statistics
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, CostTable, write_summary
 
 

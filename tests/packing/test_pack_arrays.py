@@ -9,12 +9,7 @@ import pytest
 from lengths import check_packs, lvis_like, packs_of
 
 from packtrain.core.errors import ConfigError
-from packtrain.packing.arrays import (
-    Packing,
-    check_strategy,
-    pack_arrays,
-    window_size,
-)
+from packtrain.packing.arrays import Packing, check_strategy, pack_arrays, window_size
 
 NAMES = ("best_fit", "first_fit", "next_fit", "window_5", "knapsack", "none")
 

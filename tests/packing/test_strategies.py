@@ -19,11 +19,8 @@ from tables import write_table
 
 from packtrain.app.pack import pack
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.packing.arrays import (
-    binding_resources,
-    lower_bound,
-    pack_arrays,
-)
+from packtrain.packing.arrays import pack_arrays
+from packtrain.packing.multi_resource import binding_resources, lower_bound
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan

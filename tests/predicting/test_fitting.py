@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from packtrain.predicting.fitting import Knob, fit_ratios
+from packtrain.predicting.calibration import Knob, fit_ratios
 
 
 @dataclass(frozen=True, kw_only=True)

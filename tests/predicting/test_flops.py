@@ -16,7 +16,7 @@ from published import CONFIGS, QWEN3_VL_2B
 from packtrain.families import tiny
 from packtrain.modeling.load import build_model
 from packtrain.predicting.flops import Flops, forward_flops, training_flops, work_model
-from packtrain.predicting.memory_states import count
+from packtrain.predicting.memory_parts import count
 from packtrain.predicting.shapes import read_shape, shape_from_config
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 

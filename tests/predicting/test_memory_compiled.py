@@ -16,7 +16,7 @@ from packtrain.modeling.compiled import compile_layers
 from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.preparation import prepare_model
-from packtrain.predicting.memory_layers import language_layer, vision_layer
+from packtrain.predicting.memory_parts import language_layer, vision_layer
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Load, TrainingSetup
 from packtrain.training.trial import build

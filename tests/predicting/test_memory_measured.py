@@ -28,7 +28,7 @@ from packtrain.predicting.memory import (
     loss_bytes,
     waiting_bytes,
 )
-from packtrain.predicting.memory_states import count, states
+from packtrain.predicting.memory_parts import count, states
 from packtrain.predicting.shapes import read_shape, shape_from_config
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 from packtrain.training.masters import make_optimizer

@@ -20,8 +20,14 @@ from packtrain.predicting.memory import (
     largest_tokens,
     scale_load,
 )
-from packtrain.predicting.memory_layers import language_layer
-from packtrain.predicting.memory_states import QUANTIZED, adapter_parameters, count, decoder_matrices, states
+from packtrain.predicting.memory_parts import (
+    QUANTIZED,
+    adapter_parameters,
+    count,
+    decoder_matrices,
+    language_layer,
+    states,
+)
 from packtrain.predicting.values import (
     Load,
     ModelShape,

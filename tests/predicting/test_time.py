@@ -10,15 +10,15 @@ from published import CONFIGS, QWEN3_VL_2B
 from packtrain.core.errors import ConfigError
 from packtrain.predicting.flops import forward_flops, training_flops
 from packtrain.predicting.gpus import CATALOGUE, Gpu, find_gpu
-from packtrain.predicting.memory_states import count
+from packtrain.predicting.memory_parts import count
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.time import (
     Coefficients,
     StepTime,
-    behind_launches,
     launch_seconds,
     step_time,
     waiting_seconds,
+    with_launches,
     work_seconds,
 )
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
@@ -284,7 +284,7 @@ def test_seconds_per_pack_are_those_of_the_step_without_optimizer(setup: Trainin
         supervised_tokens=load.supervised_tokens,
     )
     step = step_time(SHAPE, setup, load, H200)
-    predicted = behind_launches(predicted, launch_seconds(SHAPE, setup, load, Coefficients()))
+    predicted = with_launches(predicted, launch_seconds(SHAPE, setup, load, Coefficients()))
     gradients = 3 * 3 * 2 * trainable(SHAPE, setup) / MEMORY  # added up, clipped, and the optimizer
     assert model.unit == "seconds"
     assert predicted == pytest.approx(step.seconds - gradients, rel=1e-6)

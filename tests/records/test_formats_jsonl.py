@@ -75,7 +75,7 @@ def test_entries_do_not_depend_on_where_a_file_is_cut(
                 expected.append((f"data.jsonl:{number}", repr(value) if isinstance(value, dict) else "error"))
             except ValueError:
                 expected.append((f"data.jsonl:{number}", "error"))
-    if decompression.compression_of(data) != "none":
+    if decompression.detect_compression(data) != "none":
         return
     for packer in PACKERS.values():
         entries = read_all(source(write(folder, packer(data)), "jsonl"), block=block)

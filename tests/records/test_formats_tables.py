@@ -17,7 +17,7 @@ import pytest
 from format_checks import read_all, read_units, reader, shown, source, values
 
 from packtrain.core.errors import ConfigError
-from packtrain.records.formats import hf_dataset, splits, tables
+from packtrain.records.formats import hf_dataset, splits, table_rows, tables
 from packtrain.records.formats import source_files as files
 from packtrain.records.shards import address
 
@@ -92,7 +92,7 @@ def test_reading_in_order_decodes_a_row_group_once(tmp_path: Path, monkeypatch: 
 
 def test_few_rows_are_plain_python_at_a_time() -> None:
     assert tables.chunk_rows(num_bytes=10 << 20, num_rows=10) == 1
-    assert tables.chunk_rows(num_bytes=1000, num_rows=10_000) == tables.MAX_CHUNK_ROWS
+    assert tables.chunk_rows(num_bytes=1000, num_rows=10_000) == table_rows.MAX_CHUNK_ROWS
     assert tables.chunk_rows(num_bytes=0, num_rows=0) >= 1
 
 

@@ -18,7 +18,7 @@ from packtrain.core.user_code import from_anywhere
 from packtrain.core.values import ROLES, Media, MediaRef, Message, PartLimits, Record, Text, TokenIds
 from packtrain.records.schemas import SCHEMAS, SchemaOptions, load_formatting, recognise_schema, to_record
 from packtrain.records.schemas.recognise import SCHEMA_COLUMNS
-from packtrain.records.schemas.unread import UnreadNames, unread_of
+from packtrain.records.schemas.unread import UnreadNames, unread_items
 from packtrain.records.source import Entry
 
 DEFAULT = SchemaOptions()
@@ -46,7 +46,7 @@ def shape(record: Record) -> list[tuple[str, list[str]]]:
 
 
 def unread_names(value: dict[str, Any], schema: str | None = None) -> list[str]:
-    return list(dict(unread_of(value, schema or recognise_schema(value))))
+    return list(dict(unread_items(value, schema or recognise_schema(value))))
 
 
 def user(content: Any) -> list[dict[str, Any]]:
@@ -267,6 +267,10 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"messages": user("\ud800")}, "text is not valid Unicode"),
         ({"messages": [{**answer(""), "tool_calls": [{}]}]}, "a tool call has no name"),
         ({"messages": [{**answer(""), "tool_calls": [5]}]}, "a tool call is not an object"),
+        (
+            {"messages": [{**answer("x"), "tool_calls": True}, {"role": "tool_call", "content": json.dumps(WEATHER)}]},
+            "a tool call is not an object",
+        ),
         ({"messages": [called({"name": "f", "arguments": "[1]"})]}, "a tool call's arguments are not an object"),
         ({"messages": [called({"name": "f", "arguments": "x=1"})]}, "a tool call's arguments are not JSON"),
         ({"messages": [called({"name": "f", "arguments": {"a": b"1"}})]}, "a tool's values are not JSON"),
@@ -291,6 +295,7 @@ def outcome_of(value: Any) -> Record | RecordError:
         ({"messages": user("x"), "tools": "[" * 100_000}, "tool definitions are not JSON"),
         ({"messages": user("x"), "tools": '{"a": 1}'}, "tool definitions are not a list"),
         ({"messages": user("x"), "tools": [5]}, "a tool definition is not an object"),
+        ({"messages": user([{"type": "tools", "tools": 5}])}, "tool definitions are not a list"),
         ({"messages": user("x"), "tools": [FUNCTION], "functions": [FUNCTION]}, "two columns of tool definitions"),
         ({"text": "x", "chat_template_kwargs": {"a": 1}}, "tools or chat_template_kwargs of plain text"),
         ({"messages": user("x"), "chat_template_kwargs": [1]}, "chat_template_kwargs are not a small object"),

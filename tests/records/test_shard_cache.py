@@ -16,14 +16,14 @@ import shard_checks as checks
 from packtrain.core.errors import ConfigError
 from packtrain.records.shards import cache_folder as folder_module
 from packtrain.records.shards import shard_cache as cache_module
-from packtrain.records.shards.cache_folder import address_of
+from packtrain.records.shards.cache_folder import file_address
 from packtrain.records.shards.shard_cache import ShardCache
 
 SIZE = 100_000
 
 
 def is_cached(cache: ShardCache, path: Path) -> bool:
-    return any(name.startswith(address_of(checks.url(path))) for name in checks.stored(Path(cache.folder), ".ready"))
+    return any(name.startswith(file_address(checks.url(path))) for name in checks.stored(Path(cache.folder), ".ready"))
 
 
 def look(cache: ShardCache, path: Path) -> bool:
@@ -34,7 +34,7 @@ def look(cache: ShardCache, path: Path) -> bool:
 
 
 def set_last_use(cache: ShardCache, path: Path, seconds: float) -> None:
-    (name,) = [name for name in os.listdir(cache.folder) if name.startswith(address_of(checks.url(path)))]
+    (name,) = [name for name in os.listdir(cache.folder) if name.startswith(file_address(checks.url(path)))]
     os.utime(os.path.join(cache.folder, name), (seconds, seconds))
 
 
@@ -196,7 +196,7 @@ def test_two_threads_fetch_a_file_once(cache: ShardCache, paths: list[Path]) -> 
 
 def test_a_fetch_that_stands_still_is_not_waited_for(tmp_path: Path, paths: list[Path]) -> None:
     cache = ShardCache(tmp_path / "cache", 3 * SIZE, patience=0.2)
-    found = cache._folder.claim(cache_module.key_of(checks.url(paths[0]), cache._identity(checks.url(paths[0]))))
+    found = cache._folder.claim(cache_module.entry_key(checks.url(paths[0]), cache._identity(checks.url(paths[0]))))
     assert isinstance(found, folder_module.Writing)
     assert not look(ShardCache(tmp_path / "cache", 3 * SIZE, patience=0.2), paths[0])
 

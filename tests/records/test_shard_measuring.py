@@ -18,7 +18,7 @@ import zstandard
 
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.records.open import count_unit, iter_units, open_sources, read_place, read_unit, recognise
-from packtrain.records.shards import address, decompression, measuring
+from packtrain.records.shards import address, decompression, remote
 from packtrain.records.shards import shard_cache as cache_module
 
 ROWS = [{"id": f"r{n}", "text": "x" * n} for n in range(3000)]
@@ -63,8 +63,8 @@ MADE = {
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(measuring.FOLDER, str(tmp_path / "shard-cache"))
-    monkeypatch.setenv(measuring.BYTES, str(64 << 20))
+    monkeypatch.setenv(remote.FOLDER, str(tmp_path / "shard-cache"))
+    monkeypatch.setenv(remote.BYTES, str(64 << 20))
 
 
 def entries(path: str, **options: Any) -> list[tuple[object, ...]]:
@@ -162,7 +162,7 @@ def test_content_decides_over_names(tmp_path: Path) -> None:
 def test_a_shard_that_the_budget_cannot_hold_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.jsonl"
     path.write_bytes(lines())
-    monkeypatch.setenv(measuring.BYTES, "1000")
+    monkeypatch.setenv(remote.BYTES, "1000")
     with pytest.raises(DataError, match="larger budget"):
         entries(checks.url(path))
 
@@ -192,7 +192,7 @@ def test_a_copy_stays_while_its_entries_are_read_whoever_needs_the_room(
     for number in range(2):
         paths.append(tmp_path / f"s-{number}.jsonl")
         paths[-1].write_bytes(lines())
-    monkeypatch.setenv(measuring.BYTES, str(os.path.getsize(paths[0]) + 10))
+    monkeypatch.setenv(remote.BYTES, str(os.path.getsize(paths[0]) + 10))
     monkeypatch.setattr(cache_module.ShardCache.copy.__wrapped__, "__defaults__", (0.2,))
     specs = open_sources(f"forward://{tmp_path}/s-*.jsonl")
     first, second = iter_units(specs)
@@ -210,7 +210,7 @@ def test_a_shard_of_a_server_that_is_ill_for_a_moment_is_measured_whole(
     pytest.importorskip("aiohttp")
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "d.jsonl").write_bytes(lines())
-    monkeypatch.setenv(measuring.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(remote.FOLDER, str(tmp_path / "cache"))
     with checks.web_server(tmp_path / "web") as server:
         specs = open_sources(server.url("d.jsonl"), format="jsonl")
         server.faults["d.jsonl"] = [500, 500]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import shard_checks as checks
 
-from packtrain.records.shards.cache_folder import address_of
+from packtrain.records.shards.cache_folder import file_address
 from packtrain.records.shards.shard_cache import ShardCache
 
 SIZE = 3_000_000
@@ -184,7 +184,7 @@ def test_a_fork_leaves_locks_and_threads_to_its_parent(tmp_path: Path, paths: li
         cache.want([])
         cache.close()
         checks.wait_until(lambda: not checks.stored(folder, ".part"), "the end of the parent's fetch")
-        kept = [name for name in checks.stored(folder) if name.startswith(address_of(files[0]))]
+        kept = [name for name in checks.stored(folder) if name.startswith(file_address(files[0]))]
         assert kept, "what the child wants was deleted"
         other = ShardCache(folder, SIZE + 1000, pauses=())
         with other.open(files[2]) as plain:

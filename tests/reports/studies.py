@@ -13,7 +13,7 @@ from packtrain.planning.study_values import Reason
 from packtrain.predicting.memory import MemoryEstimate
 from packtrain.predicting.options import Saving
 from packtrain.predicting.values import TrainingSetup
-from packtrain.reports.samples import NUMBERS
+from packtrain.reports.study_files import NUMBERS
 
 HOSTILE = (
     "</script><script>document.title='pwned'</script>",

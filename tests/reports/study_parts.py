@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.measuring.statistics import describe
+from packtrain.measuring.measure_summary import describe
 from packtrain.packing.schedule import BalanceLine, Evenness
 from packtrain.planning.question import Baseline
 from packtrain.planning.study_values import (
@@ -32,7 +32,7 @@ from packtrain.predicting.host import HostNeeds
 from packtrain.predicting.memory import MemoryEstimate, Part
 from packtrain.predicting.options import Saving
 from packtrain.predicting.values import Load, TrainingSetup
-from packtrain.reports.samples import NUMBERS, SampleChunk, SampleChunks
+from packtrain.reports.study_files import NUMBERS, SampleChunk
 
 GIB = 1 << 30
 GPU_BYTES = int(79.1 * GIB)
@@ -46,7 +46,7 @@ class Made:
     """A study and the samples it is about."""
 
     study: Study
-    samples: SampleChunks
+    samples: tuple[SampleChunk, ...]
 
 
 def columns_like_lvis(samples: int) -> dict[str, np.ndarray]:
@@ -131,7 +131,7 @@ def make(columns: Mapping[str, np.ndarray], sources: Sequence[str]) -> Made:
             "Parameters were counted from config.json.",
         ),
     )
-    return Made(study=study, samples=SampleChunks([chunk]))
+    return Made(study=study, samples=(chunk,))
 
 
 def _dataset(columns: Mapping[str, np.ndarray], names: list[str]) -> DatasetStats:

@@ -13,10 +13,8 @@ from study_parts import Made
 
 from packtrain.core.artifacts import read_json
 from packtrain.core.numbers import FORMATS, formatted, gib, memory
-from packtrain.reports.compared import SIMULATED, compared
-from packtrain.reports.samples import NUMBERS
-from packtrain.reports.study_content import json_value, study_content
-from packtrain.reports.study_files import KINDS, VERSION
+from packtrain.reports.study_content import SIMULATED, compared, json_value, study_content
+from packtrain.reports.study_files import KINDS, NUMBERS, VERSION
 
 Written = tuple[Made, Path]
 

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import studies
-from markupsafe import Markup
 from pages import Page
 from PIL import Image
 from study_parts import Made
 
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.reports import figures
-from packtrain.reports.samples import SampleChunk, SampleChunks
-from packtrain.reports.study_content import study_content
-from packtrain.reports.study_files import FILES, write_study
-from packtrain.reports.study_page import render_page, sweep_charts
+from packtrain.reports.study_files import FILES, SampleChunk, write_study
+from packtrain.reports.study_page import sweep_charts, sweeps
 
 Written = tuple[Made, Path]
 
 
-class Failing:
+def failing(samples: Iterable[SampleChunk]) -> Iterator[SampleChunk]:
     """Samples that cannot be read to their end."""
-
-    def __init__(self, made: Made) -> None:
-        self._made = made
-
-    def chunks(self) -> Iterator[SampleChunk]:
-        yield from self._made.samples.chunks()
-        raise OSError("the disk is gone")
+    yield from samples
+    raise OSError("the disk is gone")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -50,24 +44,25 @@ def test_figures_are_pictures_with_something_on_them(written: Written) -> None:
             assert len(image.convert("RGB").getcolors(1 << 24) or ()) > 50
 
 
-def test_figures_show_tokens_by_modality_and_the_charts_of_the_page(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    drawn: dict[str, Markup] = {}
-    monkeypatch.setattr(figures._Canvas, "chart", lambda self, chart, *_: drawn.update({chart.title: chart.svg}))
+def test_figures_show_tokens_by_modality_and_the_numbers_of_the_page(tmp_path: Path) -> None:
     study = replace(
         studies.lvis(2_000).study,
         dataset=replace(studies.lvis(2_000).study.dataset, modality_tokens={"text": 730, "image": 270}),
     )
-    figures.draw_distribution(study, tmp_path / "one.png")
-    assert ">Text  73.0 %<" in drawn["Tokens by modality"]
-    assert drawn["Tokens by source"].count("<rect") == len(study.dataset.by_source)
-    drawn.clear()
-    figures.draw_efficiency(study, tmp_path / "two.png")
-    page = Page(render_page(study, study_content(study), ""))
-    marks = [{title.text for title in Page(str(svg)).all("title")} for svg in drawn.values()]
-    assert len(marks) == 4
-    assert all(found and found <= {title.text for title in page.all("title")} for found in marks)
+    figure = figures.draw_distribution(study, tmp_path / "one.png")
+    drawn = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert "Text  73.0 %" in [text.get_text() for text in drawn["Tokens by modality"].texts]
+    assert len(drawn["Tokens by source"].patches) == len(study.dataset.by_source)
+    histogram = study.dataset.histograms["tokens"]
+    assert [bar.get_height() for bar in drawn["Tokens per sample"].patches] == list(histogram.counts)
+    figure = figures.draw_efficiency(study, tmp_path / "two.png")
+    assert len(figure.axes) == len(sweeps(study)) == 4
+    for axes, one, chart in zip(figure.axes, sweeps(study), sweep_charts(study), strict=True):
+        points = {tuple(point) for marks in axes.collections for point in np.asarray(marks.get_offsets()).tolist()}
+        top = one.top if one.top is not None else math.inf
+        assert points == {(each.packing_length, min(one.value(each), top)) for each in study.simulations}
+        assert axes.get_title(loc="left").startswith(chart.title)
+        assert str(chart.svg).count("<title>") == len(study.simulations)
 
 
 def test_what_is_recommended_is_seen_where_another_does_not_fit() -> None:
@@ -128,7 +123,7 @@ def test_a_failure_leaves_the_earlier_study_as_it_was(tmp_path: Path) -> None:
     write_study(made.study, made.samples, tmp_path)
     before = contents(tmp_path)
     with pytest.raises(OSError, match="the disk is gone"):
-        write_study(replace(made.study, model="another"), Failing(made), tmp_path)
+        write_study(replace(made.study, model="another"), failing(made.samples), tmp_path)
     assert contents(tmp_path) == before
 
 
@@ -151,4 +146,4 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     made = studies.single()
     with pytest.raises(ConfigError, match="is a file"):
-        write_study(made.study, SampleChunks(()), tmp_path / "out")
+        write_study(made.study, (), tmp_path / "out")

@@ -17,7 +17,7 @@ from study_parts import Made
 
 from packtrain.cli.plan import _sweep_table
 from packtrain.planning.study_values import Group, PicturePack, PictureSample
-from packtrain.reports.figures import _subtitle
+from packtrain.reports.figures import subtitle
 from packtrain.reports.html import embedded
 from packtrain.reports.markdown import comparison_text, memory_text
 from packtrain.reports.recommended import config_text
@@ -186,7 +186,7 @@ def test_where_packing_is_not_recommended_no_length_is_called_so(lvis: Written) 
         screen.print(_sweep_table(one))
         charts = " ".join(svg.attributes.get("aria-label", "") for svg in page.all("svg"))
         parts = (page.all("section")[1].text, charts, comparison_text(content), memory_text(content))
-        texts.append(" ".join((*parts, screen.export_text(), _subtitle(one))).lower())
+        texts.append(" ".join((*parts, screen.export_text(), subtitle(one))).lower())
     assert texts[0].count("recommended") >= 7, "the words are looked for where they stand"
     assert "best packing" not in texts[0]
     assert "recommended" not in texts[1]

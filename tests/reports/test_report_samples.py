@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from studies import HOSTILE
 
-from packtrain.reports import samples as module
-from packtrain.reports.samples import NUMBERS, SampleChunk, write_samples
+from packtrain.reports import study_files as module
+from packtrain.reports.study_files import NUMBERS, SampleChunk, write_samples
 
 NAMES = st.one_of(st.text(max_size=20), st.sampled_from(HOSTILE))
 

@@ -20,9 +20,9 @@ from packtrain.core.numbers import FORMATS, formatted
 from packtrain.reports.run_charts import draw_runs
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import render_runs, write_run_report
-from packtrain.runs.read import read_run
-from packtrain.runs.run_values import About, Evaluation, Steps, TrainingRun, Warned
-from packtrain.runs.step_metrics import STEP_KEYS
+from packtrain.runs.history import EarlyWarning
+from packtrain.runs.step_metrics import STEP_KEYS, EvalMetrics
+from packtrain.runs.training_run import About, Steps, TrainingRun, read_run
 
 EVIL = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\u202e\x00"
 
@@ -229,8 +229,8 @@ def test_names_and_texts_from_data_never_become_markup(tmp_path: Path) -> None:
         rates={EVIL: np.array([1e-4, 1e-4])},
         name=EVIL,
         about=About(model=EVIL, mode=EVIL, plan=EVIL, derived={EVIL: EVIL}, outcome={"status": EVIL}),
-        warnings=(Warned(step=1, kind=EVIL, found=EVIL, advice=EVIL),),
-        evaluations=(Evaluation(step=1, loss=1.0),),
+        warnings=(EarlyWarning(step=1, kind=EVIL, found=EVIL, advice=EVIL),),
+        evaluations=(EvalMetrics(step=1, epoch=1.0, eval_loss=1.0, samples_seen=0),),
         ledger={EVIL: 3},
         config=f"a: '{EVIL}'\n# {EVIL}",
         notes=(EVIL,),

@@ -14,10 +14,9 @@ import pytest
 from made_runs import WARNINGS, Made, steps_of, write_run
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import commit
-from packtrain.runs.run_values import LEARNING_RATES
-from packtrain.runs.step_metrics import STEP_KEYS, to_plain
+from packtrain.runs.step_metrics import LEARNING_RATES, STEP_KEYS, to_plain
+from packtrain.runs.training_run import read_run
 
 
 def test_columns_are_keys_of_the_log() -> None:

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import Made, expected_loss, steps_of, write_run
 
+from packtrain.reports.curves import edges_for, thin
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import markdown_of, render_runs
-from packtrain.runs.read import read_run
-from packtrain.runs.run_summary import FEWEST, compare_runs, loss_window, smooth_loss, summarise_run
-from packtrain.runs.run_values import Steps, TrainingRun
+from packtrain.runs.run_summary import FEWEST, compare_runs, loss_window, smooth_loss, summarise_run, trailing_mean
 from packtrain.runs.step_metrics import STEP_KEYS
-from packtrain.runs.thin import edges_for, thin, trailing_mean
+from packtrain.runs.training_run import Steps, TrainingRun, read_run
 
 NUMBERS = st.floats(-1e6, 1e6) | st.just(float("nan"))
 
@@ -132,12 +131,12 @@ def test_runs_are_compared_where_they_have_seen_equally_many_samples(tmp_path: P
 def test_evaluations_at_equal_samples_are_what_losses_are_compared_by(tmp_path: Path) -> None:
     """They are of the same data, which the last samples of two trainings are not."""
     one = made_run(tmp_path, "a", steps=60, evaluate=10)
-    other = replace(one, evaluations=tuple(replace(each, loss=1.1 * each.loss) for each in one.evaluations))
+    other = replace(one, evaluations=tuple(replace(each, eval_loss=1.1 * each.eval_loss) for each in one.evaluations))
     both = compare_runs([one, other])
     assert both is not None
     assert both.evaluated
     assert both.apart == pytest.approx(0.1)
-    assert both.runs[0].eval_loss == one.evaluations[-1].loss
+    assert both.runs[0].eval_loss == one.evaluations[-1].eval_loss
     far = replace(one, evaluations=one.evaluations[:3])
     both = compare_runs([one, far])
     assert both is not None

@@ -58,7 +58,7 @@ def trained(
     model = small_run.model_of(data.config.model_name.removeprefix("tiny:"), dropout=0.0, **settings).to(dtype)
     collator: Any = data.get_collator(dtype=dtype)
     if padded:
-        contract, pad_id = data._parts()[1].contract, data._parts()[1].pad_id
+        contract, pad_id = data.encoder.contract, data.encoder.pad_id
         collator = PaddedCollator(contract, pad_id=pad_id, dtype=dtype)
     rate = 0.01 if settings else 0.003
     trainer = small_run.trainer_of(

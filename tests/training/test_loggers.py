@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from small_run import dataset, trainer_of
-from test_meter import PEAK, SETUP, SHAPE
+from test_meter import MODEL
 
 from packtrain.runs.metrics_log import METRICS, MetricsLog
 from packtrain.training.meter import StepMeter
@@ -26,7 +26,7 @@ Told = dict[str, dict[int, float]]  # by name and step
 
 def train_told(folder: Path, logger: str) -> Any:
     """A short run with an evaluation, which writes metrics.jsonl and tells a logger; its state afterwards."""
-    meter = StepMeter(shape=SHAPE, setup=SETUP, peak_flops=PEAK, capacity=128)
+    meter = StepMeter(model=MODEL, capacity=128)
     with MetricsLog(folder / METRICS) as log:
         parts = {"meter": meter, "on_step": log.step, "eval_dataset": dataset(epochs=1)}
         trainer = trainer_of(

@@ -21,7 +21,6 @@ from packtrain.predicting.values import TrainingSetup
 from packtrain.training.predictions import (
     DeviceMemory,
     Failure,
-    MemoryModel,
     ModelPrediction,
     asked_bytes,
     batch_load,
@@ -99,7 +98,7 @@ def test_by_the_memory_model() -> None:
     live = ModelPrediction(shape=shape, setup=setup, gpu=find_gpu("h200"))
     needed = live.memory_bytes([batch_load(BATCH)])  # what the meter expects of this batch, without the framework
     limit = needed + estimate_memory(shape, setup, batch_load(BATCH)).part("framework").bytes - 1
-    found = explain(oom(), failure(), DeviceMemory(free=limit, total=limit), MemoryModel(shape=shape, setup=setup))
+    found = explain(oom(), failure(), DeviceMemory(free=limit, total=limit), ModelPrediction(shape=shape, setup=setup))
     assert "by the memory model" in found.fix
     length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
     assert 0 < length < 6400
@@ -112,7 +111,10 @@ def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
     heavy = replace(own, patches=10 * own.patches, squared_patches=100 * own.squared_patches)
     limit = estimate_memory(shape, setup, own).total * 49 // 50
     found = explain(
-        oom(), failure(), DeviceMemory(free=limit, total=limit), MemoryModel(shape=shape, setup=setup, heaviest=heavy)
+        oom(),
+        failure(),
+        DeviceMemory(free=limit, total=limit),
+        ModelPrediction(shape=shape, setup=setup, heaviest=heavy),
     )
     assert "the heaviest pack of the plan" in found.fix
     length = int(found.fix.split("at most ")[1].split(" ")[0].replace(",", ""))
@@ -138,7 +140,7 @@ def test_padded_batches_get_fewer_rows_and_not_a_longer_length() -> None:
     load = batch_load(rows)
     assert (load.rows, load.tokens, load.squared_tokens) == (8, 8 * 16_000, 8 * 16_000**2)
     limit = estimate_memory(shape, setup, load).total * 7 // 10
-    model = MemoryModel(shape=shape, setup=setup, heaviest=load)
+    model = ModelPrediction(shape=shape, setup=setup, heaviest=load)
     fix = explain(oom(), failure(batch=rows, capacity=32_000), DeviceMemory(free=limit, total=limit), model).fix
     assert "packing_length" not in fix
     fewer = int(fix.split("at most ")[1].split(" ")[0])

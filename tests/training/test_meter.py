@@ -27,7 +27,15 @@ from packtrain.predicting.values import Load, ModelShape, ParameterCounts, Train
 from packtrain.runs.step_metrics import StepMetrics
 from packtrain.training.meter import StepMeter
 from packtrain.training.predictions import ModelPrediction, batch_load, useful_load
-from packtrain.training.stopwatch import BackwardEnd, GpuMemory, GpuStopwatch, HostStopwatch, device_memory, stopwatch
+from packtrain.training.stopwatch import (
+    BackwardEnd,
+    GpuMemory,
+    GpuStopwatch,
+    Memory,
+    Stopwatch,
+    device_memory,
+    stopwatch,
+)
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import run_ranks
@@ -47,6 +55,7 @@ SHAPE = ModelShape(
 )  # fmt: skip
 SETUP = TrainingSetup(gradient_checkpointing=False)
 PEAK = 1e9
+MODEL = ModelPrediction(shape=SHAPE, setup=SETUP, gpu=replace(find_gpu("h200"), bf16_flops=PEAK))
 
 
 class Clock:
@@ -59,7 +68,7 @@ class Clock:
         return self.now
 
 
-class Gpu:
+class Gpu(Memory):
     """Memory that a test fills."""
 
     def __init__(self) -> None:
@@ -96,10 +105,10 @@ EMPTY = BatchInfo(padding=8)
 
 def measured(*batches: BatchInfo, seconds: float = 2.0, wait: float = 0.25, **options: Any) -> StepMetrics:
     clock = Clock()
-    meter = StepMeter(watch=HostStopwatch(clock), **options)
+    meter = StepMeter(watch=Stopwatch(clock), **options)
     meter.begin()
     for info in batches:
-        meter.took(info, wait)
+        meter.add_batch(info, wait)
     clock.now += seconds
     return end(meter)
 
@@ -110,7 +119,7 @@ def end(meter: StepMeter, step: int = 1, loss: Any = 1.5) -> StepMetrics:
 
 def test_what_a_step_was() -> None:
     gpu = Gpu()
-    found = measured(*BATCHES, EMPTY, capacity=100, gib=gpu)
+    found = measured(*BATCHES, EMPTY, capacity=100, memory=gpu)
     assert (found.step, found.epoch, found.loss, found.grad_norm) == (1, 0.5, 1.5, 0.5)
     assert (found.batches, found.samples, found.tokens, found.images, found.patches) == (2, 3, 170, 3, 48)
     assert (found.seq_len_avg, found.seq_len_min, found.seq_len_max) == (85.0, 80, 90)  # without the empty batch
@@ -131,19 +140,19 @@ def test_without_a_capacity_fill_is_what_is_no_padding() -> None:
 
 
 def test_utilisation_counts_language_vision_and_attention_of_real_samples_only() -> None:
-    found = measured(*BATCHES, shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    found = measured(*BATCHES, model=MODEL)
     flops = [training_flops(SHAPE, SETUP, useful_load(info)) for info in BATCHES]
     assert all(one.language and one.attention and one.vision and one.vision_attention for one in flops)
     assert found.flops == pytest.approx(sum(one.total for one in flops))
     assert found.mfu == pytest.approx(sum(one.total for one in flops) / (2.0 * PEAK))
     padded = batch(60, 30, padding=5000, images=2, patches=32)
-    assert measured(padded, BATCHES[1], shape=SHAPE, setup=SETUP, peak_flops=PEAK).mfu == found.mfu
+    assert measured(padded, BATCHES[1], model=MODEL).mfu == found.mfu
     more = batch(60, 30, images=2, patches=64)
-    assert (measured(more, BATCHES[1], shape=SHAPE, setup=SETUP, peak_flops=PEAK).mfu or 0) > (found.mfu or 0)
+    assert (measured(more, BATCHES[1], model=MODEL).mfu or 0) > (found.mfu or 0)
 
 
 def test_patches_that_nobody_counted_are_not_known() -> None:
-    found = measured(batch(60, images=1, patches=None), BATCHES[0], shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    found = measured(batch(60, images=1, patches=None), BATCHES[0], model=MODEL)
     assert (found.patches, found.patches_per_second, found.flops, found.mfu) == (None,) * 4
     assert found.images == 3
 
@@ -159,7 +168,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     gpu = find_gpu("h200")
     predicted = ModelPrediction(shape=SHAPE, setup=SETUP, gpu=gpu)
     same = [BATCHES[0]] * 3
-    found = measured(*same, predicted=predicted)
+    found = measured(*same, model=predicted)
     load = batch_load(BATCHES[0])
     assert found.predicted_seconds == pytest.approx(step_time(SHAPE, SETUP, load, gpu, micro_batches=3).seconds)
     estimate = estimate_memory(SHAPE, SETUP, load)
@@ -173,7 +182,7 @@ def test_predictions_stand_beside_what_was_measured() -> None:
 
 def test_memory_is_that_of_each_step() -> None:
     gpu = Gpu()
-    meter = StepMeter(watch=HostStopwatch(Clock()), gib=gpu)
+    meter = StepMeter(watch=Stopwatch(Clock()), memory=gpu)
     peaks = []
     for step, held in enumerate((700, 300), start=1):
         meter.begin()
@@ -187,11 +196,11 @@ def test_memory_is_that_of_each_step() -> None:
 
 def test_what_lies_between_steps_belongs_to_none() -> None:
     clock = Clock()
-    meter = StepMeter(watch=HostStopwatch(clock))
+    meter = StepMeter(watch=Stopwatch(clock))
     found = []
     for step in (1, 2):
         meter.begin()
-        meter.took(BATCHES[0], 0.1)
+        meter.add_batch(BATCHES[0], 0.1)
         clock.now += 3.0
         found.append(end(meter, step))
         clock.now += 50.0  # evaluating, saving
@@ -202,11 +211,11 @@ def test_what_lies_between_steps_belongs_to_none() -> None:
 def test_what_was_seen_goes_on_after_a_restart() -> None:
     meter = StepMeter()
     for step in (1, 2, 3):
-        meter.took(BATCHES[0], 0.0)
+        meter.add_batch(BATCHES[0], 0.0)
         state, last = meter.state_dict(), end(meter, step)
     again = StepMeter()
     again.load_state_dict(state)
-    again.took(BATCHES[0], 0.0)
+    again.add_batch(BATCHES[0], 0.0)
     resumed = end(again, 3)
     assert (resumed.samples_seen, resumed.tokens_seen) == (last.samples_seen, last.tokens_seen) == (6, 270)
     with pytest.raises(ArtifactError, match="samples_seen"):
@@ -214,7 +223,7 @@ def test_what_was_seen_goes_on_after_a_restart() -> None:
 
 
 def test_a_step_without_anything_has_numbers() -> None:
-    found = measured(EMPTY, seconds=0.0, wait=0.0, shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    found = measured(EMPTY, seconds=0.0, wait=0.0, model=MODEL)
     assert (found.tokens, found.fill, found.tokens_per_second, found.seq_len_min, found.mfu) == (0, 0.0, 0.0, 0, 0.0)
     assert math.isfinite(found.spread)
 
@@ -222,7 +231,7 @@ def test_a_step_without_anything_has_numbers() -> None:
 @pytest.mark.contract
 def test_the_own_work_of_a_rank_ends_with_its_backward_pass() -> None:
     clock = Clock()
-    meter = StepMeter(watch=HostStopwatch(clock))
+    meter = StepMeter(watch=Stopwatch(clock))
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
     meter.attend(model)
     for step in (1, 2, 3):
@@ -257,7 +266,7 @@ def test_time_and_memory_are_those_of_the_device_that_trains(monkeypatch: pytest
         monkeypatch.setattr(f"torch.cuda.{name}", never)
     meter = StepMeter()
     meter.attend(nn.Linear(2, 2), torch.device("cpu"))
-    meter.took(BATCHES[0], 0.0)
+    meter.add_batch(BATCHES[0], 0.0)
     assert end(meter, 1).memory_bytes is None
     gpu = torch.device("cuda", 1)
     assert isinstance(stopwatch(gpu), GpuStopwatch)
@@ -276,7 +285,7 @@ def test_only_the_last_gradients_keep_their_hooks() -> None:
     counts = []
     for _ in range(3):
         model(torch.ones(1, 4)).sum().backward()
-        end_of.settle()
+        end_of.keep_last()
         counts.append(len(came))
         came.clear()
     assert counts == [12, 4, 4]
@@ -290,7 +299,7 @@ def test_only_the_last_gradients_keep_their_hooks() -> None:
 
 def check_step_of_two(first: StepMetrics) -> None:
     """Rank 0 had the first batch for a second, rank 1 the second one for two."""
-    alone = measured(*BATCHES, shape=SHAPE, setup=SETUP, peak_flops=PEAK)
+    alone = measured(*BATCHES, model=MODEL)
     for name in ("batches", "samples", "tokens", "images", "patches", "seq_len_avg", "seq_len_min", "seq_len_max"):
         assert getattr(first, name) == getattr(alone, name), name
     assert (first.fill, first.padding_share, first.flops) == (alone.fill, alone.padding_share, alone.flops)
@@ -311,8 +320,8 @@ def share_of(rank: int, meeting: list[Any], **options: Any) -> StepMetrics:
             return meeting
 
     clock = Clock()
-    meter = Listed(shape=SHAPE, setup=SETUP, peak_flops=PEAK, world=2, rank=rank, watch=HostStopwatch(clock), **options)
-    meter.took(BATCHES[rank], 0.1 * (rank + 1))
+    meter = Listed(model=MODEL, world=2, rank=rank, watch=Stopwatch(clock), **options)
+    meter.add_batch(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     return end(meter, 1, torch.tensor(1.0 + rank))
 
@@ -329,8 +338,8 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
             self.held = 900
 
     meeting: list[Any] = []
-    share_of(0, meeting, gib=Full())
-    assert share_of(1, meeting, gib=Gpu()).memory_bytes == 900
+    share_of(0, meeting, memory=Full())
+    assert share_of(1, meeting, memory=Gpu()).memory_bytes == 900
 
 
 # ---- two ranks, one start of processes for all checks
@@ -339,8 +348,8 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
 def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetrics, bool]:
     """One step over half of the batches, and one of DDP in which rank 1 waits until rank 0 is done with its work."""
     clock = Clock()
-    meter = StepMeter(shape=SHAPE, setup=SETUP, peak_flops=PEAK, world=world, rank=rank, watch=HostStopwatch(clock))
-    meter.took(BATCHES[rank], 0.1 * (rank + 1))
+    meter = StepMeter(model=MODEL, world=world, rank=rank, watch=Stopwatch(clock))
+    meter.add_batch(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     first = end(meter, 1, torch.tensor(1.0 + rank))
     meter.load_state_dict({"version": 1, "samples_seen": 10, "tokens_seen": 100})
@@ -356,7 +365,7 @@ def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetric
         if rank == 0:
             sign.touch()
 
-    meter._backward._say = done_and_told  # type: ignore[union-attr]
+    meter._backward._on_end = done_and_told  # type: ignore[union-attr]
     meter.begin()
     loss = model(torch.ones(1, 4)).sum()
     if rank == 1:  # were a rank only done once it had heard from the others, both would wait for ever

@@ -18,8 +18,8 @@ from made_metrics import eval_of, step_of
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.history import EarlyWarning
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
-from packtrain.runs.read import read_run
 from packtrain.runs.step_metrics import STEP_KEYS, StepMetrics, flat, to_plain
+from packtrain.runs.training_run import read_run
 
 WARNING = EarlyWarning(kind="loss_spike", step=2, found="NaN", advice="größer, \ud800")
 
@@ -184,7 +184,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 def test_no_step_is_written_twice(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "m.jsonl")
     log.step(step_of(2))
-    with pytest.raises(AssertionError, match="behind step 2"):
+    with pytest.raises(AssertionError, match="after step 2"):
         log.step(step_of(2))
 
 
@@ -240,7 +240,7 @@ def test_a_report_finds_everything_that_it_looks_for(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert [name for name in STEP_KEYS if not run.steps.known(name)] == []
     assert (list(run.steps["step"]), list(run.steps.rates), len(run.warnings)) == ([1, 2, 3], ["language"], 1)
-    assert (run.warnings[0].kind, run.evaluations[0].loss) == ("loss_spike", 1.5)
+    assert (run.warnings[0].kind, run.evaluations[0].eval_loss) == ("loss_spike", 1.5)
     assert len(to_plain(step_of())) == len(fields(StepMetrics))
 
 

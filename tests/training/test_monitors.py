@@ -297,7 +297,7 @@ def test_a_run_is_watched_on_from_any_state() -> None:
 
 
 def test_another_state_is_refused() -> None:
-    for state in ({}, {"version": 1, "last": {"nonsense": 3}}, {"version": 1, "last": {}, "seen": [[1, 2]]}):
+    for state in ({}, {"version": 2, "last": {"nonsense": 3}}, {"version": 2, "last": {}, "steps": [[1, 2]]}):
         with pytest.raises(ArtifactError, match="state of the monitors"):
             Monitors().load_state_dict(state)
 
@@ -311,7 +311,7 @@ def test_limits_are_checked_at_birth() -> None:
 
 
 def test_a_rule_that_fails_is_one_warning_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(seen: Any, limits: Any) -> None:
+    def broken(history: Any, limits: Any) -> None:
         raise ZeroDivisionError("float division\nby zero")
 
     monkeypatch.setattr("packtrain.training.monitors.RULES", {**RULES, "data_bound": broken})

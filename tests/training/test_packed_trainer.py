@@ -36,7 +36,7 @@ from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.preparation import ready_model
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training.loss import Evaluated, kept_random_state
-from packtrain.training.meter import StepMeter
+from packtrain.training.meter import Meter, StepMeter
 from packtrain.training.optimizers import parameter_groups
 from packtrain.training.step_settings import StepSettings
 from packtrain.training.trainer import PackedTrainer
@@ -231,13 +231,13 @@ def test_it_learns(tmp_path: Path) -> None:
 def test_parts_have_their_own_learning_rate_and_follow_the_schedule(tmp_path: Path) -> None:
     seen: list[dict[str, float]] = []
 
-    class Meter(Told):
+    class Rates(Told):
         def end(self, **facts: Any) -> None:
             seen.append(dict(facts["learning_rates"]))
 
     step = StepSettings(vit_lr=0.001, aligner_lr=0.004, loss_chunk=16)
     trainer = trainer_of(
-        dataset("qwen3_vl"), tmp_path, parts={"step": step, "meter": Meter()}, save_strategy="no",
+        dataset("qwen3_vl"), tmp_path, parts={"step": step, "meter": Rates()}, save_strategy="no",
         lr_scheduler_type="linear", warmup_steps=2, max_steps=3,
     )  # fmt: skip
     trainer.train()
@@ -261,7 +261,7 @@ def test_schedulers_and_warmup_as_a_ratio(tmp_path: Path, scheduler: str) -> Non
 # ---- the meter
 
 
-class Told:
+class Told(Meter):
     """A meter that writes down what it is told."""
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class Told:
     def begin(self) -> None:
         self.said.append("begin")
 
-    def took(self, info: Any, waited: float) -> None:
+    def add_batch(self, info: Any, waited: float) -> None:
         assert waited >= 0
         self.said.append(info.samples)
 
@@ -490,8 +490,8 @@ def test_every_modality_is_looked_at(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.verdict is not None
     assert {name.split("(")[1].split(",")[0] for name in trainer.verdict.samples} >= {"text", "image"}
-    assert "neighbours, other pixels" in {finding.check for finding in trainer.verdict.findings}
-    assert "training gradients" in {finding.check for finding in trainer.verdict.findings}
+    assert "neighbours, other pixels" in {finding.check for finding in trainer.verdict.checks}
+    assert "training gradients" in {finding.check for finding in trainer.verdict.checks}
 
 
 def test_a_model_that_mixes_samples_does_not_start(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from packtrain.training.callbacks import RunWatch
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.meter import StepMeter
 from packtrain.training.progress import TrainingProgress
-from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.check_result import CheckReport, CheckResult
 
 pytestmark = pytest.mark.contract
 
@@ -65,9 +65,9 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
         "dtype": "float32",
         "tokens": 9,
     }
-    finding = Finding(check="labels", difference=0.0, allowed=0.0)
+    finding = CheckResult(check="labels", difference=0.0, allowed=0.0)
     made |= {"kinds": ("text",), "longest": 1200}
-    verdict = Verdict(samples=("a (text)",), findings=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
+    verdict = CheckReport(samples=("a (text)",), checks=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
     RunWatch(MetricsLog(None), shown).on_proof(verdict)
     said = (
         "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"

@@ -28,6 +28,7 @@ from small_run import (
 
 from packtrain.core.errors import MemoryLimitError
 from packtrain.training.checkpoints import find_latest
+from packtrain.training.meter import Meter
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 from processes import run_ranks
@@ -423,15 +424,11 @@ def out_of_memory(rank: int, world: int, place: str, folder: str) -> Any:
     def count(said: Any) -> None:
         model.steps = said
 
-    class Meter:
-        def begin(self) -> None: ...
-
-        def took(self, info: Any, waited: float) -> None: ...
-
+    class Steps(Meter):
         def end(self, **facts: Any) -> int:
             return facts["step"]
 
-    parts = {"meter": Meter(), "on_step": count, "watch_deadline": 6.0}
+    parts = {"meter": Steps(), "on_step": count, "watch_deadline": 6.0}
     trainer = trainer_of(packs(place), Path(folder), model, parts=parts, save_strategy="no", **options_of("ddp"))
     try:
         trainer.train()

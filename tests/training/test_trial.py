@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.synthetic_samples import Mix, SyntheticSamples, pack_lengths, row_lengths
 from packtrain.families.registry import known_shapes
 from packtrain.predicting.values import TrainingSetup
 from packtrain.training import trial as trials
@@ -147,7 +147,7 @@ def test_rows_differ_in_length() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 3.0])
 def test_samples_have_the_images_that_are_asked_for(share: float) -> None:
-    make = MadeUpSamples(KNOWN_SHAPES["small"], Mix(patches_per_token=share), dtype=torch.float32)
+    make = SyntheticSamples(KNOWN_SHAPES["small"], Mix(patches_per_token=share), dtype=torch.float32)
     sample = make.sample(0, 400)
     assert len(sample) == 400
     assert sample.vision is not None

@@ -1,4 +1,4 @@
-"""What tests of proofs name: samples of text made by hand, and the findings of a verdict by their kind."""
+"""What tests of proofs name: samples of text made by hand, and the checks of a report by their kind."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.delivery.encode.synthetic_samples import made_sample
-from packtrain.verifying.check_result import Verdict
+from packtrain.delivery.encode.synthetic_samples import synthetic_sample
+from packtrain.verifying.check_result import CheckReport
 
 LENGTHS = (23, 40, 17, 31)
 
@@ -19,15 +19,15 @@ def text_samples(vocabulary: int, lengths: Sequence[int] = LENGTHS, seed: int = 
     found = []
     for number, length in enumerate(lengths):
         ids = torch.randint(0, vocabulary, (length,), generator=draw)
-        found.append(made_sample(f"text-{number}", ids, supervised=length - max(1, length // 2)))
+        found.append(synthetic_sample(f"text-{number}", ids, supervised=length - max(1, length // 2)))
     return found
 
 
-def failed(verdict: Verdict) -> set[str]:
+def failed(report: CheckReport) -> set[str]:
     """The checks that failed."""
-    return {finding.check for finding in verdict.failures}
+    return {finding.check for finding in report.failures}
 
 
-def checks(verdict: Verdict) -> set[str]:
+def checks(report: CheckReport) -> set[str]:
     """All checks that were made."""
-    return {finding.check for finding in verdict.findings}
+    return {finding.check for finding in report.checks}

@@ -22,7 +22,7 @@ from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.load import build_model
 from packtrain.training.loss import InChunks, loss_on
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.compare import Collate
 from packtrain.verifying.quick import RowRoom, Training, quick_check
 from packtrain.verifying.verification import long_rows, verify_model
@@ -68,7 +68,7 @@ class Planted:
         )
         return lambda rows: self.spoil(right(rows))
 
-    def verify(self, *, backward: bool) -> Verdict:
+    def verify(self, *, backward: bool) -> CheckReport:
         long = text_samples(200, (600,))[0]
         if self.sees:
             long = replace(long, position_ids=long.position_ids.expand(4, -1))
@@ -79,7 +79,7 @@ class Planted:
             backward=backward, rows=rows, loss=self.loss,
         )  # fmt: skip
 
-    def first_check(self) -> Verdict:
+    def first_check(self) -> CheckReport:
         samples = self.samples
         long = [] if self.sees else text_samples(200, (600,))
         return quick_check(
@@ -360,6 +360,6 @@ def test_a_planted_fault(planted: Callable[[Row], Planted], row: Row) -> None:
     it = planted(row)
     with row.plant(it):
         first, whole = it.first_check(), it.verify(backward=row.backward)
-    assert bool(first.failures) == row.first, first.findings
-    assert bool(whole.failures) == row.verify, whole.findings
+    assert bool(first.failures) == row.first, first.checks
+    assert bool(whole.failures) == row.verify, whole.checks
     assert {first.outcome, whole.outcome} <= {"passed", "failed"}

@@ -14,11 +14,11 @@ from PIL import Image
 import packtrain.app.verify as app_verify
 from packtrain.app.verify import verify
 from packtrain.cli.terminal import Terminal
-from packtrain.cli.verify import show_verdict
+from packtrain.cli.verify import show_report
 from packtrain.families import tiny
 from packtrain.modeling.load import build_model
 from packtrain.verifying import isolate, user_data
-from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.check_result import CheckReport, CheckResult
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -190,17 +190,17 @@ def test_data_with_too_few_usable_records(run: Run, tmp_path: Path) -> None:
 def test_reading_data_is_bounded(monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 3)
-    verdict = verify("tiny:llama", data=data, device="cpu", attn_implementation="sdpa")
-    assert [name.split()[0] for name in verdict.samples] == ["r0", "r1", "r2"]
+    report = verify("tiny:llama", data=data, device="cpu", attn_implementation="sdpa")
+    assert [name.split()[0] for name in report.samples] == ["r0", "r1", "r2"]
     long = tmp_path / "long.jsonl"
     long.write_text("".join(json.dumps(chat(n, words=100 if n == 1 else 3)) + "\n" for n in range(4)))
     monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 500)
     monkeypatch.setattr(user_data, "MOST_TOKENS", 500)
-    verdict = verify("tiny:llama", data=long, device="cpu", attn_implementation="sdpa")
-    named = [name.split()[0] for name in verdict.samples]
+    report = verify("tiny:llama", data=long, device="cpu", attn_implementation="sdpa")
+    named = [name.split()[0] for name in report.samples]
     assert named == ["r0", "r2", "r3", "r1"], "what is too long comes last"
-    assert "forward only" in verdict.samples[-1]
-    assert verdict.tokens <= user_data.MOST_TOKENS
+    assert "forward only" in report.samples[-1]
+    assert report.tokens <= user_data.MOST_TOKENS
 
 
 def test_a_folder_with_weights(run: Run, tmp_path: Path) -> None:
@@ -225,20 +225,20 @@ def test_a_verdict_needs_findings() -> None:
         "samples": (),
         "tokens": 0,
     }
-    assert not Verdict(**about, findings=()).passed
-    good = Finding(check="a", difference=1e-6, allowed=1e-5)
-    bad = Finding(check="b", difference=float("inf"), allowed=0.0)
-    nan = Finding(check="c", difference=float("nan"), allowed=1.0)
-    assert Verdict(**about, findings=(good,)).passed
-    verdict = Verdict(**about, findings=(good, bad, nan))
-    assert [finding.check for finding in verdict.failures] == ["b", "c"]
-    assert [finding["difference"] for finding in json.loads(json.dumps(verdict.as_json()))["findings"]] == [
+    assert not CheckReport(**about, checks=()).passed
+    good = CheckResult(check="a", difference=1e-6, allowed=1e-5)
+    bad = CheckResult(check="b", difference=float("inf"), allowed=0.0)
+    nan = CheckResult(check="c", difference=float("nan"), allowed=1.0)
+    assert CheckReport(**about, checks=(good,)).passed
+    report = CheckReport(**about, checks=(good, bad, nan))
+    assert [finding.check for finding in report.failures] == ["b", "c"]
+    assert [finding["difference"] for finding in json.loads(json.dumps(report.as_json()))["findings"]] == [
         *(1e-6, "inf", "nan"),
     ]
 
 
 def test_the_next_command_names_the_data() -> None:
-    finding = Finding(check="logits", difference=0.0, allowed=1.0)
+    finding = CheckResult(check="logits", difference=0.0, allowed=1.0)
     about: dict[str, Any] = {
         "model": "m",
         "attn_implementation": "sdpa",
@@ -247,24 +247,24 @@ def test_the_next_command_names_the_data() -> None:
         "samples": ("a",),
     }
     out = io.StringIO()
-    show_verdict(Verdict(**about, tokens=9, findings=(finding,)), Terminal(file=out, width=160), "my data.jsonl")
+    show_report(CheckReport(**about, tokens=9, checks=(finding,)), Terminal(file=out, width=160), "my data.jsonl")
     assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
 
 
 def test_names_from_data_steer_no_terminal() -> None:
     name = "one\x1b[2J\x1b]0;title\x07" + "x" * 1_000
-    finding = Finding(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")
-    verdict = Verdict(
+    finding = CheckResult(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")
+    report = CheckReport(
         model=name,
         attn_implementation="sdpa",
         device="cpu",
         dtype="float32",
         samples=(name,),
         tokens=9,
-        findings=(finding,),
+        checks=(finding,),
     )
     out = io.StringIO()
-    show_verdict(verdict, Terminal(file=out, width=160))
+    show_report(report, Terminal(file=out, width=160))
     assert "one" in out.getvalue()
     assert all(char.isprintable() or char == "\n" for char in out.getvalue())
     assert len(out.getvalue()) < 4_000

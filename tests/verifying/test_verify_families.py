@@ -15,7 +15,7 @@ from packtrain.delivery.encode.encoded_sample import IMAGE, TEXT, VIDEO
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.load import build_model
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.verification import verify_model
 
 PROVED = tuple(family for family in tiny.tiny_families() if family != "nanovlm")
@@ -39,7 +39,7 @@ def families(*quick: str, of: tuple[str, ...] = PROVED) -> list[Any]:
     return [family if family in quick else pytest.param(family, marks=pytest.mark.full) for family in of]
 
 
-def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folder: Any = None) -> Verdict:
+def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folder: Any = None) -> CheckReport:
     model = build_model(folder or found.folder)
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
@@ -62,9 +62,9 @@ def prove(found: Any, backend: str, *, dtype: torch.dtype = torch.float32, folde
 @pytest.mark.contract
 @pytest.mark.parametrize("family", families(*QUICK))
 def test_sdpa(subject: Callable[[str], Any], family: str) -> None:
-    verdict = prove(subject(family), "sdpa")
-    assert verdict.passed, verdict.failures
-    assert verdict.attn_implementation == "sdpa"
+    report = prove(subject(family), "sdpa")
+    assert report.passed, report.failures
+    assert report.attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("family", families("llama", of=DIFFERENT))
@@ -73,25 +73,25 @@ def test_varlen_through_the_loop(subject: Callable[[str], Any], family: str) -> 
         with pytest.raises(ConfigError, match="bidirectional attention inside images"):
             prove(subject(family), "varlen")
         return
-    verdict = prove(subject(family), "varlen")
-    assert verdict.passed, verdict.failures
-    assert verdict.attn_implementation == "varlen-loop", "on CPU the kernel does not run, and the verdict says so"
+    report = prove(subject(family), "varlen")
+    assert report.passed, report.failures
+    assert report.attn_implementation == "varlen-loop", "on CPU the kernel does not run, and the report says so"
 
 
 @pytest.mark.parametrize("family", families(of=DIFFERENT))
 def test_flex(subject: Callable[[str], Any], family: str) -> None:
     with torch.compiler.set_stance("default" if family in COMPILED else "force_eager"):
-        verdict = prove(subject(family), "flex")
-    assert verdict.passed, verdict.failures
-    assert any("gradients" in line for line in verdict.left_out)
-    assert not any("gradients" in finding.check for finding in verdict.findings)
+        report = prove(subject(family), "flex")
+    assert report.passed, report.failures
+    assert any("gradients" in line for line in report.left_out)
+    assert not any("gradients" in finding.check for finding in report.checks)
 
 
 @pytest.mark.parametrize("family", families("llama", of=DIFFERENT))
 def test_half_precision(subject: Callable[[str], Any], family: str) -> None:
-    verdict = prove(subject(family), "sdpa", dtype=torch.bfloat16)
-    assert verdict.passed, verdict.failures
-    exact = [finding for finding in verdict.findings if finding.check.startswith("neighbours")]
+    report = prove(subject(family), "sdpa", dtype=torch.bfloat16)
+    assert report.passed, report.failures
+    exact = [finding for finding in report.checks if finding.check.startswith("neighbours")]
     assert exact
     assert all(finding.difference == 0 for finding in exact), "a neighbour moves nothing, bit for bit"
 
@@ -108,8 +108,8 @@ def test_small_shapes(subject: Callable[[str], Any], family: str) -> None:
         *(256, 64),
         *(4, 2),
     )
-    verdict = prove(found, "sdpa", folder=folder)
-    assert verdict.passed, verdict.failures
+    report = prove(found, "sdpa", folder=folder)
+    assert report.passed, report.failures
 
 
 @pytest.mark.parametrize("family", PROVED)

@@ -47,13 +47,13 @@ def trained(model: Any, smoothing: float = 0.0) -> Training:
 
 def test_it_passes(subject: Callable[[str], Any], llama: Any) -> None:
     found = subject("llama")
-    verdict = quick_check(llama, text_samples(VOCABULARY), right(found), found.contract, training=trained(llama))
-    assert verdict.passed, verdict.failures
-    assert {finding.check for finding in verdict.findings} == {
+    report = quick_check(llama, text_samples(VOCABULARY), right(found), found.contract, training=trained(llama))
+    assert report.passed, report.failures
+    assert {finding.check for finding in report.checks} == {
         *("labels", "hidden states (forward 1)", "hidden states (later)", "hidden states (whole pack)"),
         *("neighbours, other text", "training loss", "training loss, tokens", "training gradients"),
     }
-    assert not verdict.left_out
+    assert not report.left_out
     assert all(weight.grad is None for weight in llama.parameters())
 
 
@@ -62,12 +62,12 @@ def test_with_media(subject: Callable[[str], Any]) -> None:
     model = build_model(found.folder)
     samples = [*text_samples(VOCABULARY, (8, 9, 10, 11)), *found.some("text", "image", "two-images", "video")]
     samples[:4] = [replace(one, position_ids=one.position_ids.expand(4, -1)) for one in samples[:4]]
-    verdict = quick_check(
+    report = quick_check(
         model, samples, right(found), found.contract, room=RowRoom(tokens=600), training=trained(model)
     )
-    assert verdict.passed, verdict.failures
-    assert {one.split("(")[1].split(",")[0] for one in verdict.samples} == {"text", "image", "2 images", "video"}
-    assert "neighbours, other pixels" in {finding.check for finding in verdict.findings}
+    assert report.passed, report.failures
+    assert {one.split("(")[1].split(",")[0] for one in report.samples} == {"text", "image", "2 images", "video"}
+    assert "neighbours, other pixels" in {finding.check for finding in report.checks}
 
 
 def test_media_that_hardly_matter_stop_no_run_and_prove_nothing(subject: Callable[[str], Any]) -> None:
@@ -80,10 +80,10 @@ def test_media_that_hardly_matter_stop_no_run_and_prove_nothing(subject: Callabl
         return output
 
     model.model.visual.register_forward_hook(faint)
-    verdict = quick_check(model, found.some("text", "image"), right(found), found.contract)
-    assert not verdict.failures
-    assert (verdict.outcome, verdict.passed) == ("inconclusive", False)
-    assert "image changes itself by" in verdict.powerless[0].where
+    report = quick_check(model, found.some("text", "image"), right(found), found.contract)
+    assert not report.failures
+    assert (report.outcome, report.passed) == ("inconclusive", False)
+    assert "image changes itself by" in report.inconclusive[0].where
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_losses_as_they_are_taken(
     found = subject("llama")
     collate = PackCollator(found.contract, pad_id=found.pad_id, loss_weighting=weighting, alignment=alignment)
     taken = trained(llama, smoothing)
-    verdict = quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=taken)
-    assert verdict.passed, verdict.failures
+    report = quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=taken)
+    assert report.passed, report.failures
     other = replace(taken, smoothing=smoothing + 0.1)
     assert not quick_check(llama, text_samples(VOCABULARY), collate, found.contract, training=other).passed
 
@@ -134,9 +134,9 @@ def test_random_numbers_of_training_are_no_fault() -> None:
     collate = PackCollator(contract, pad_id=0)
     first = quick_check(model, samples, collate, contract, training=trained(model))
     whole = verify_model(model, samples, contract, collate, loss=trained(model).loss)
-    for verdict in (first, whole):
-        assert verdict.passed, verdict.failures
-        assert any("random beyond dropout" in line for line in verdict.left_out)
+    for report in (first, whole):
+        assert report.passed, report.failures
+        assert any("random beyond dropout" in line for line in report.left_out)
 
 
 def test_in_half_precision(subject: Callable[[str], Any]) -> None:
@@ -144,9 +144,9 @@ def test_in_half_precision(subject: Callable[[str], Any]) -> None:
     model = build_model(found.folder)
     for weight in model.parameters():
         weight.data = weight.data.bfloat16()
-    verdict = quick_check(model, text_samples(VOCABULARY), right(found), found.contract)
-    assert verdict.passed, verdict.failures
-    moved = next(finding for finding in verdict.findings if finding.check == "neighbours, other text")
+    report = quick_check(model, text_samples(VOCABULARY), right(found), found.contract)
+    assert report.passed, report.failures
+    moved = next(finding for finding in report.checks if finding.check == "neighbours, other text")
     assert (moved.difference, moved.allowed) == (0.0, 0.0)
     wrong = quick_check(model, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
     assert failed(wrong) >= {"hidden states (forward 1)", "neighbours, other text"}
@@ -190,10 +190,10 @@ def test_every_rank_runs_the_same_number_of_forwards(
 
     handle = llama.register_forward_hook(count)
     try:
-        verdict = quick_check(llama, samples, right(found), found.contract, pack=samples, training=trained(llama))
+        report = quick_check(llama, samples, right(found), found.contract, pack=samples, training=trained(llama))
     finally:
         handle.remove()
-    assert verdict.passed, verdict.failures
+    assert report.passed, report.failures
     assert calls == FORWARDS + WITH_LOSS
     assert logits <= MOST_TOKENS
 
@@ -215,10 +215,10 @@ def test_no_pass_needs_more_than_a_step(subject: Callable[[str], Any], llama: An
     handle = llama.register_forward_hook(count, with_kwargs=True)
     try:
         options: Any = {"pack": samples[-1:], "room": room, "training": trained(llama)}
-        verdict = quick_check(llama, samples, collate, found.contract, **options)
+        report = quick_check(llama, samples, collate, found.contract, **options)
     finally:
         handle.remove()
-    assert verdict.passed, verdict.failures
+    assert report.passed, report.failures
     assert max(tokens for tokens, *_ in passes) == room.tokens
     assert {tokens for tokens, _, learns in passes if learns} == {300, 310, 320, 330, room.tokens}
     assert (1500, 0, False) in passes

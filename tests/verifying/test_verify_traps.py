@@ -16,7 +16,7 @@ from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow
 from packtrain.families.family import BatchContract
 from packtrain.modeling.load import build_model
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.compare import Collate
 from packtrain.verifying.model_states import CHECKPOINTING, EVALUATION, TRAINING, Mode, in_mode
 from packtrain.verifying.verification import verify_model
@@ -35,7 +35,7 @@ def qwen(subject: Any) -> Any:
     return build_model(subject("qwen3_vl").folder)
 
 
-def prove_text(model: Any, subject: Any, broken: Callable[[Batch], Batch] = dict, **more: Any) -> Verdict:
+def prove_text(model: Any, subject: Any, broken: Callable[[Batch], Batch] = dict, **more: Any) -> CheckReport:
     """The proof on samples of text, with a collator whose batches are changed."""
     found = subject("llama")
     right = PackCollator(found.contract, pad_id=found.pad_id, pad_to_multiple=8)
@@ -45,7 +45,7 @@ def prove_text(model: Any, subject: Any, broken: Callable[[Batch], Batch] = dict
 
 def prove_images(
     model: Any, subject: Any, collate: Callable[[Collate], Collate], samples: Sequence[EncodedSample], **more: Any
-) -> Verdict:
+) -> CheckReport:
     """The proof on samples with images, with another collator around the right one."""
     found = subject("qwen3_vl")
     right = PackCollator(found.contract, pad_id=found.pad_id)
@@ -56,16 +56,16 @@ def prove_images(
 
 
 def test_the_right_way_passes(llama: Any, subject: Any) -> None:
-    verdict = prove_text(llama, subject)
-    assert verdict.passed, verdict.failures
-    assert checks(verdict) == {
+    report = prove_text(llama, subject)
+    assert report.passed, report.failures
+    assert checks(report) == {
         "labels",
         *PARITY,
         "logits (checkpointed)",
         *(f"{what} ({mode})" for what in ("loss", "gradients") for mode in ("eval", "train", "checkpointed")),
         *("neighbours, other text", "neighbours' loss, at inputs", "neighbours' gradients"),
     }
-    assert not verdict.left_out
+    assert not report.left_out
 
 
 def test_the_model_is_left_as_it_was(llama: Any, subject: Any) -> None:
@@ -141,16 +141,16 @@ def test_labels_across_the_boundary(llama: Any, subject: Any) -> None:
         labels[starts] = batch["input_ids"][starts]
         return {**batch, "labels": labels}
 
-    verdict = prove_text(llama, subject, across)
-    caught = failed(verdict)
+    report = prove_text(llama, subject, across)
+    caught = failed(report)
     assert caught >= {"labels", "loss (eval)", "gradients (eval)", "loss (checkpointed)"}
     assert not caught & PARITY, "logits do not depend on labels"
-    assert "predicted from its neighbour" in next(f.where for f in verdict.findings if f.check == "labels")
+    assert "predicted from its neighbour" in next(f.where for f in report.checks if f.check == "labels")
 
 
 def test_labels_of_another_token(llama: Any, subject: Any) -> None:
-    verdict = prove_text(llama, subject, lambda b: {**b, "labels": b["labels"].roll(1, 1)}, backward=False)
-    assert failed(verdict) >= {"labels", "loss (eval)"}
+    report = prove_text(llama, subject, lambda b: {**b, "labels": b["labels"].roll(1, 1)}, backward=False)
+    assert failed(report) >= {"labels", "loss (eval)"}
 
 
 def test_three_rows_of_positions(qwen: Any, subject: Any) -> None:
@@ -207,10 +207,10 @@ def test_a_wrong_cost_rule(llama: Any, subject: Any, name: str) -> None:
     costs = [*found.costs]
     costs[2] = replace(costs[2], **{name: getattr(costs[2], name) + 1})
     right = PackCollator(found.contract, pad_id=found.pad_id)
-    verdict = verify_model(llama, found.samples, found.contract, right, costs=costs, backward=False)
-    assert failed(verdict) == {"costs as computed"}
-    assert found.samples[2].id in verdict.failures[0].where
-    assert name.replace("_", " ") in verdict.failures[0].where
+    report = verify_model(llama, found.samples, found.contract, right, costs=costs, backward=False)
+    assert failed(report) == {"costs as computed"}
+    assert found.samples[2].id in report.failures[0].where
+    assert name.replace("_", " ") in report.failures[0].where
 
 
 # ---- broken models
@@ -301,11 +301,11 @@ def test_gradients_that_are_wrong_while_logits_are_right(llama: Any, subject: An
     weight = llama.model.layers[0].mlp.up_proj.weight
     handle = weight.register_hook(lambda gradient: gradient * (1.001 if llama.training else 1.0))
     try:
-        verdict = prove_text(llama, subject)
+        report = prove_text(llama, subject)
     finally:
         handle.remove()
-    assert failed(verdict) == {"gradients (train)", "gradients (checkpointed)"}
-    assert {finding.where for finding in verdict.failures} == {"model.layers.0.mlp.up_proj.weight"}
+    assert failed(report) == {"gradients (train)", "gradients (checkpointed)"}
+    assert {finding.where for finding in report.failures} == {"model.layers.0.mlp.up_proj.weight"}
 
 
 def test_media_that_are_not_looked_at(qwen: Any, subject: Any) -> None:
@@ -320,13 +320,13 @@ def test_media_that_are_not_looked_at(qwen: Any, subject: Any) -> None:
     )
     samples = subject("qwen3_vl").some("text", "image")
     try:
-        verdict = prove_images(qwen, subject, lambda right: right, samples)
+        report = prove_images(qwen, subject, lambda right: right, samples)
     finally:
         handle.remove()
-    assert verdict.outcome == "inconclusive"
-    assert not verdict.failures
-    assert [finding.check for finding in verdict.powerless] == ["neighbours, other pixels"]
-    assert "image changes itself by 0" in verdict.powerless[0].where
+    assert report.outcome == "inconclusive"
+    assert not report.failures
+    assert [finding.check for finding in report.inconclusive] == ["neighbours, other pixels"]
+    assert "image changes itself by 0" in report.inconclusive[0].where
 
 
 def test_not_a_number_never_passes(llama: Any, subject: Any) -> None:
@@ -344,9 +344,9 @@ def test_not_a_number_never_passes(llama: Any, subject: Any) -> None:
 
 
 def test_a_model_that_cannot_take_a_packed_row(llama: Any, subject: Any) -> None:
-    verdict = prove_text(llama, subject, lambda batch: {**batch, "position_ids": torch.zeros((1, 3), dtype=torch.long)})
-    assert any("packed row runs" in check for check in failed(verdict))
-    assert not verdict.passed
+    report = prove_text(llama, subject, lambda batch: {**batch, "position_ids": torch.zeros((1, 3), dtype=torch.long)})
+    assert any("packed row runs" in check for check in failed(report))
+    assert not report.passed
 
 
 def test_a_model_that_fails_on_a_sample_alone(llama: Any, subject: Any) -> None:

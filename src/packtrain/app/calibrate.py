@@ -1,4 +1,10 @@
-"""Calibration for users: training steps are measured on the GPU at hand, and the estimates are fitted to them."""
+"""`calibrate`: training steps are measured on the available GPU, and the estimates are fitted to them.
+
+Some settings are fitted to, others held out. Each thing that costs time or memory is large in one setting and small in
+another: attention (long samples), the encoder (many patches), recomputing, adapters, dense masks, the width of the
+decoder, launches (short packs), a waiting host (the wide decoder). Held-out settings differ from all fitted ones in
+length, method, recomputing or model.
+"""
 
 from __future__ import annotations
 
@@ -85,9 +91,9 @@ _HELD_OUT: dict[str, tuple[_Row, ...]] = {
         (MAIN, 16_384, {**_KEPT, **_LORA}, {}),
     ),
 }
-# A fit of two modes in a minute: enough to see that it works, not enough to trust.
+# A fit of two modes in a minute: enough for a test, not for predictions.
 _QUICK = {"fitted": 4, "held_out": 2}
-MEMORY_GOAL, TIME_GOAL = 0.08, 0.12  # how near predictions of held-out settings should come
+MEMORY_GOAL, TIME_GOAL = 0.08, 0.12  # relative errors that predictions of held-out settings should stay below
 BUDGET = 400.0  # seconds after which no further setting is begun
 DEVICES = ("cuda", "cpu")
 # A CPU has no data sheet: numbers of this order, from which the fit starts.
@@ -96,10 +102,10 @@ CPU = Gpu(name="cpu", memory_bytes=8 << 30, bf16_flops=1e11, bandwidth=2e10, lin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationOutcome:
-    """What was measured and fitted, and how near the fit comes."""
+    """What was measured and fitted, and how good the fit is."""
 
     gpu: str
-    trials: tuple[str, ...]  # that there are, in order
+    trials: tuple[str, ...]  # all settings, in order
     calibration: Calibration | None = None  # None: nothing was measured
     rows: tuple[Predicted, ...] = ()
     left_out: tuple[Predicted, ...] = ()  # each fitted measurement, predicted by a fit to the others
@@ -113,11 +119,10 @@ class CalibrationOutcome:
 
     @property
     def failed(self) -> tuple[Measurement, ...]:
-        found = self.calibration.measurements if self.calibration is not None else ()
-        return tuple(one for one in found if one.error)
+        return tuple(one for one in self.calibration.measurements if one.error) if self.calibration else ()
 
     def missed(self) -> tuple[Predicted, ...]:
-        """Held-out settings that are not predicted as well as they should be."""
+        """Held-out settings whose prediction misses the goals."""
         return tuple(
             row
             for row in self.held_out
@@ -128,10 +133,7 @@ class CalibrationOutcome:
         known = self.calibration
         return {
             "gpu": self.gpu,
-            "device": known.device if known else None,
-            "torch": known.torch if known else None,
-            "transformers": known.transformers if known else None,
-            "date": known.date if known else None,
+            **{name: getattr(known, name, None) for name in ("device", "torch", "transformers", "date")},
             "seconds": self.seconds,
             "fits": {mode: asdict(one) for mode, one in known.fits.items()} if known else {},
             "rows": [_row(row) for row in self.rows],
@@ -147,19 +149,12 @@ class CalibrationOutcome:
 
 def _row(row: Predicted) -> dict[str, object]:
     one = row.measurement
+    measured = ("name", "mode", "seconds", "pass_seconds", "allocated", "reserved", "context")
     return {
-        "name": one.name,
-        "mode": one.mode,
-        "held_out": row.held_out,
-        "seconds": one.seconds,
-        "pass_seconds": one.pass_seconds,
+        **{name: getattr(one, name) for name in measured},
+        **{name: getattr(row, name) for name in ("held_out", "time_error", "memory_error")},
         "predicted_seconds": row.seconds,
-        "time_error": row.time_error,
-        "allocated": one.allocated,
         "predicted_allocated": row.allocated,
-        "memory_error": row.memory_error,
-        "reserved": one.reserved,
-        "context": one.context,
         "tokens": one.load.tokens,
         "tokens_per_second": one.load.tokens / one.seconds,
     }
@@ -178,11 +173,11 @@ def calibrate(
     budget: float = BUDGET,
     progress: Callable[[int, int, str], None] = lambda done, total, doing: None,
 ) -> CalibrationOutcome:
-    """Measure training steps, fit the models to them and keep the result for all later estimates.
+    """Measure training steps, fit the models to them and keep the result for later estimates.
 
-    `gpu` names the data sheet where the driver's name is not known. A mode that is not measured now keeps what an
-    earlier calibration with the same versions found, and with `only`, which has words of the names of settings, so does
-    every setting. Without a GPU nothing is measured unless `device` is "cpu"; the outcome then says what would be.
+    `gpu` names the data sheet if the driver's name is unknown. A mode that is not measured now keeps its results of an
+    earlier calibration with the same versions; with `only`, words in names of settings, so does every other setting.
+    Without a GPU nothing is measured unless `device` is "cpu"; the outcome then lists the settings.
     """
     if modes not in get_args(Modes):
         raise ConfigError("mode", got=modes, expected=", ".join(get_args(Modes)), fix=nearest(modes, get_args(Modes)))
@@ -201,8 +196,17 @@ def calibrate(
     kept = _earlier(place, by_name=bool(only), now=measurements)
     order = {trial.name: number for number, trial in enumerate(every)}
     together = sorted((*kept, *measurements), key=lambda one: order.get(one.name, -1))
-    known = _calibration(place, tuple(together))
-    _save(known, files)  # minutes of a GPU: whatever becomes of the fit
+    torch_version, transformers_version = _versions()
+    known = Calibration(
+        gpu=place.gpu.name,
+        device=place.name,
+        torch=torch_version,
+        transformers=transformers_version,
+        date=datetime.now(UTC).date().isoformat(),
+        fits={},
+        measurements=tuple(together),
+    )
+    _save(known, files)  # minutes of a GPU, even if the fit fails
     return replace(
         _fitted(known, place.gpu, files),
         trials=names,
@@ -212,7 +216,7 @@ def calibrate(
 
 
 def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutcome:
-    """Fit again to the measurements of a stored file, wherever they were made, and keep the result here."""
+    """Fit again to the measurements of a stored file, of any machine, and keep the result here."""
     known = read_calibration(Path(path))
     gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
     return _fitted(known, gpu, _files(gpu, out))
@@ -242,7 +246,7 @@ class _Place:
     """Where steps are measured."""
 
     gpu: Gpu
-    torch_device: Any  # None: nowhere
+    torch_device: Any  # None: there is no GPU
     name: str
 
     @classmethod
@@ -283,33 +287,19 @@ def _measure(
 
 
 def _earlier(place: _Place, *, by_name: bool, now: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """What an earlier calibration with the same versions knows of modes, or settings, that were not measured now."""
+    """Results of an earlier calibration with the same versions, for modes or settings that were not measured now."""
     path = calibration_path(place.gpu)
     try:
-        found = read_calibration(path) if path.is_file() else None
+        earlier = read_calibration(path) if path.is_file() else None
     except ArtifactError:
-        return ()  # of another format: it is replaced
-    if found is None or (found.torch, found.transformers, found.device) != (*_versions(), place.name):
+        return ()  # another format: it is replaced
+    if earlier is None or (earlier.torch, earlier.transformers, earlier.device) != (*_versions(), place.name):
         return ()
     if by_name:
         again = {one.name for one in now}
-        return tuple(one for one in found.measurements if one.name not in again)
+        return tuple(one for one in earlier.measurements if one.name not in again)
     measured: set[Mode] = {one.mode for one in now}
-    return tuple(one for one in found.measurements if one.mode not in measured)
-
-
-def _calibration(place: _Place, measurements: tuple[Measurement, ...]) -> Calibration:
-    """Not fitted yet."""
-    torch_version, transformers_version = _versions()
-    return Calibration(
-        gpu=place.gpu.name,
-        device=place.name,
-        torch=torch_version,
-        transformers=transformers_version,
-        date=datetime.now(UTC).date().isoformat(),
-        fits={},
-        measurements=measurements,
-    )
+    return tuple(one for one in earlier.measurements if one.mode not in measured)
 
 
 def _versions() -> tuple[str, str]:

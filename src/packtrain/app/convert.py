@@ -1,4 +1,4 @@
-"""A config of another system -> one in our own form, and an account of every key: none is left out without a word."""
+"""A config of another system -> one in our own keys, and an account of every key: none is dropped silently."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from packtrain.records.shards.address import is_remote
 from packtrain.records.yaml_text import Dumper
 
 _NAMED = re.compile(r"(model|data|training|report)\.(\w+)\b")
-# Settings of a dataset, as an item of a mixture has them.
+# Settings of a dataset, and their names in an item of a mixture.
 _ITEM = {"dataset_path": "path", "subset": "subset", "split": "split", "media_root": "media_root", "max_samples": ""}
-# What a run needs, as words for the user, and what stands for it while the rest is checked.
+# What a run needs: a description for the user, and a stand-in while the rest is checked.
 _NEEDED = {
     ("model", "model_name_or_path"): ("a model folder, a hub name or tiny:FAMILY", "tiny:llama"),
-    ("data", "dataset_path"): ("a file or folder, or a hub name", "data.jsonl"),
+    ("data", "dataset_path"): ("a file, a folder or a hub name", "data.jsonl"),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Converted:
-    """A config in our own form, and what became of the keys that it was written with."""
+    """A config in our own keys, and what became of the original ones."""
 
     config: RunConfig
     systems: tuple[str, ...]
-    read_as: tuple[str, ...]  # what keys of other names mean
-    no_effect: Mapping[str, str]  # keys that change nothing here, and why
-    refused: tuple[str, ...]  # keys that ask for what cannot be, and why
-    missing: tuple[str, ...]  # what a run needs and nobody has said
-    notes: tuple[str, ...]  # what is other here than where it comes from
-    mixture: tuple[Mapping[str, object], ...] = ()  # several datasets, which are a file of their own
+    read_as: tuple[str, ...]  # how keys of other systems were read
+    no_effect: Mapping[str, str]  # keys without effect, and why
+    refused: tuple[str, ...]  # keys that cannot be supported, and why
+    missing: tuple[str, ...]  # what a run needs and the config does not have
+    notes: tuple[str, ...]  # what behaves differently here
+    mixture: tuple[Mapping[str, object], ...] = ()  # several datasets, written to a file of their own
 
     def text(self, *, of: str) -> str:
-        """The config as a file; what was left out stands in it as comments."""
+        """The config as YAML; what was left out is listed in comments."""
         system = f", a config of {' and '.join(self.systems)}" if self.systems else ""
         head = [f"# From {of}{system}."]
         head += [f"# left out: {line}" for one in self.refused for line in one.splitlines()]
@@ -57,12 +57,12 @@ class Converted:
         return "\n".join([*head, "", sections_text(self.config)])
 
     def mixture_text(self, *, beside: Path) -> str:
-        """The datasets as a mixture that stands in this folder."""
+        """The datasets as a mixture file for this folder."""
         return _yaml({"datasets": [_item(one, beside) for one in self.mixture]})
 
 
 def convert(path: str | Path) -> Converted:
-    """Read a config of any system as `train` does, but go on where a key cannot be, and account for it."""
+    """Read a config of any system as `train` does, but continue after unsupported keys and account for them."""
     reading = Reading(takes_mixture=True)
     for written in config_files(Path(path)):
         reading.file(written)
@@ -98,7 +98,7 @@ def convert(path: str | Path) -> Converted:
 
 
 def _as_items(reading: Reading) -> tuple[tuple[Mapping[str, object], ...], list[str]]:
-    """The datasets of a mixture; what an item cannot say is a setting of all, where all say the same."""
+    """The datasets of a mixture; what an item cannot have becomes a setting of all, if they agree on it."""
     items, problems = reading.mixture, []
     for name in dict.fromkeys(name for item in items for name in item if name not in _ITEM):
         values = [item.get(name) for item in items]
@@ -112,22 +112,22 @@ def _as_items(reading: Reading) -> tuple[tuple[Mapping[str, object], ...], list[
 
 
 def _wrong_values(reading: Reading) -> list[str]:
-    """Values that a key cannot have; the keys are taken out."""
-    found = []
+    """Invalid values; their keys are removed."""
+    problems = []
     for section, values in reading.merged.items():
         for name, value in list(values.items()):
             wrong = [] if value is None else [*SECTIONS[section].problems({name: value}, f"{section}.")]
             if wrong:
-                found += wrong
+                problems += wrong
                 del values[name]
-    return found
+    return problems
 
 
 def _unresolved(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
-    """What a run of it would be refused for, beside what is missing."""
+    """Why a run of it would be refused, apart from what is missing."""
     for section, name in missing:
-        stands = {name: _NEEDED[section, name][1]}
-        config = replace(config, **{section: replace(getattr(config, section), **stands)})  # type: ignore[arg-type]
+        stand_in = {name: _NEEDED[section, name][1]}
+        config = replace(config, **{section: replace(getattr(config, section), **stand_in)})  # type: ignore[arg-type]
     try:
         resolve_run(config)
     except ConfigError as error:
@@ -136,7 +136,7 @@ def _unresolved(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
 
 
 def _without(config: RunConfig, problems: list[str]) -> tuple[RunConfig, bool]:
-    """The config without the settings that these problems begin with, and whether there were any."""
+    """The config without the settings that these problems are about, and whether there were any."""
     left = False
     for named in filter(None, map(_NAMED.match, problems)):
         section: Section = getattr(config, named[1])
@@ -146,23 +146,25 @@ def _without(config: RunConfig, problems: list[str]) -> tuple[RunConfig, bool]:
 
 
 def sections_of(config: RunConfig) -> dict[str, object]:
-    """What was said, without secrets and sections that say nothing."""
-    found = {name: {key: one for key, one in values.items() if one != {}} for name, values in config.sections().items()}
-    return {name: dict(without_secrets(values)) for name, values in found.items() if values}
+    """The given settings, without secrets and empty sections."""
+    sections = {
+        name: {key: one for key, one in values.items() if one != {}} for name, values in config.sections().items()
+    }
+    return {name: dict(without_secrets(values)) for name, values in sections.items() if values}
 
 
 def sections_text(config: RunConfig) -> str:
-    """The same as YAML."""
+    """The given settings as YAML."""
     return _yaml(sections_of(config))
 
 
 def _item(given: Mapping[str, object], beside: Path) -> dict[str, object]:
-    found = {_ITEM[name] or name: value for name, value in given.items()}
+    item = {_ITEM[name] or name: value for name, value in given.items()}
     for name in ("path", "media_root"):
-        place = found.get(name)
+        place = item.get(name)
         if isinstance(place, str) and not is_remote(place) and (os.path.lexists(place) or not is_hub_name(place)):
-            found[name] = os.path.relpath(os.path.expanduser(place), beside)
-    return dict(without_secrets(found))
+            item[name] = os.path.relpath(os.path.expanduser(place), beside)
+    return dict(without_secrets(item))
 
 
 def _yaml(value: Mapping[str, object]) -> str:

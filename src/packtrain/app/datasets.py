@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.families.model_folder import resolve
-from packtrain.measuring.measure_summary import EntryCounts
-from packtrain.measuring.statistics import data_notes
+from packtrain.measuring.measure_summary import EntryCounts, data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.packing.online import OnlineSchedule
 from packtrain.packing.pack_plan import PackPlan, plan_inputs
@@ -48,20 +47,55 @@ if TYPE_CHECKING:
     from packtrain.records.shards.data_files import LocalFiles
 
 
+_SUMMED = ("tokens", "supervised_tokens", "images", "videos", "patches")
 __all__ = ["DatasetConfig", "MultiModalDataset", "MultiModalIterableDataset"]
 
 
-class _Packs:
-    """What both ways of access have in common."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetSummary:
+    """The numbers of a dataset. Packs and samples are those of the first epoch."""
+
+    packing: bool
+    samples: int  # one that is split counts once
+    packs: int
+    samples_per_pack: float
+    packing_length: int
+    fill: float  # share of real tokens in packs
+    padding: float  # share of padding in padded batches; 0 for packs
+    tokens: int
+    supervised_tokens: int
+    longest: int  # sample
+    tokens_per_pack: tuple[int, float, int]  # least, mean, most
+    images: int
+    videos: int
+    patches: int
+    epochs: int
+    packs_per_step: int
+    rows_per_batch: int
+    steps: int  # of all epochs
+    order: str  # balance of the schedule
+    left_out: Mapping[str, int]  # records that are in no pack, by stage and reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Built:
+    """What building a dataset gives."""
+
+    source: PackSource
+    encoder: SampleEncoder
+    tokens: TokenTable | None = None
+    measured: EntryCounts = field(default_factory=lambda: EntryCounts(entries=0, rows=0))
+    notes: tuple[str, ...] = ()
+
+
+class _PackDataset:
+    """What both ways of access share."""
 
     _streams = False
 
     def __init__(self, config: DatasetConfig) -> None:
         self.config = config
-        self._built: tuple[PackSource, SampleEncoder] | None = None
-        self._kept: TokenTable | None = None
-        self._counts = EntryCounts(entries=0, rows=0)  # what measuring has counted
-        self._notes: tuple[str, ...] = ()
+        self._built: _Built | None = None
 
     def __repr__(self) -> str:
         about = f"{self.config.dataset_path!r} for {self.config.model_name!r}"
@@ -70,28 +104,37 @@ class _Packs:
     def build(self, progress: Callable[[Any], None] = lambda _: None) -> None:
         """Measure, pack and tokenize what is not in the cache yet.
 
-        On a machine with several ranks one does it, the others wait. Call it before the process group is initialised:
-        how long it takes depends on the data.
+        With several ranks on a machine one does it and the others wait. Call it before the process group is
+        initialised: how long it takes depends on the data.
         """
-        root = self.config.cache_root
-        for name in ("schedule", "_stream"):  # of what was built before
+        config, root = self.config, self.config.cache_root
+        for name in ("schedule", "_stream"):  # of an earlier build
             self.__dict__.pop(name, None)
-        if self.config.online:
+        if config.online:
             self._built = self._online()
             return
-        with alone(root / "locks" / f"{digest(self.config.measured_by())}.lock"):
-            table = measure_outcome(self.config, streaming=None if self._streams else False, progress=progress).table
-            plan = _packed(self.config, table, root, progress)
-            encoder = _encoder(table)
-            _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
-            rows = _rows(table, root)
-            self._kept = self._tokens(table, rows, root, progress) if self.config.caches_tokens else None
-            encoder.cached = self._kept
-            self._built = self._source(plan, table, rows, encoder, root), encoder
-            self._counts = table.summary.counts
-            self._notes = (*split_notes(table.request().specs), *data_notes(table.summary))
+        from packtrain.delivery.encode.encode import SampleEncoder
+        from packtrain.delivery.encode.row_table import RowTable
 
-    def _online(self) -> tuple[Any, SampleEncoder]:
+        with alone(root / "locks" / f"{digest(config.measured_by())}.lock"):
+            table = measure_outcome(config, streaming=None if self._streams else False, progress=progress).table
+            if config.plan is not None:
+                plan = _given_plan(config, table)
+            else:
+                plan = pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
+            encoder = SampleEncoder(table.request(), measured_settings=table.summary.settings)
+            _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
+            rows = RowTable.make(table, root / "rows")
+            encoder.cached = self._tokens(table, rows, root, progress) if config.caches_tokens else None
+            self._built = _Built(
+                source=self._source(plan, table, rows, encoder, root),
+                encoder=encoder,
+                tokens=encoder.cached,
+                measured=table.summary.counts,
+                notes=(*split_notes(table.request().specs), *data_notes(table.summary)),
+            )
+
+    def _online(self) -> _Built:
         raise ConfigError(
             "online",
             got=f"true for a {type(self).__name__}",
@@ -115,26 +158,29 @@ class _Packs:
     @property
     def source(self) -> PackSource:
         """Packs by their key."""
-        return self._parts()[0]
+        return self._parts().source
+
+    @property
+    def encoder(self) -> SampleEncoder:
+        """Encodes records into samples."""
+        return self._parts().encoder
 
     @property
     def tokens(self) -> TokenTable | None:
-        """Tokens that are kept; None where text is tokenized whenever it is read."""
-        return self._kept
+        """Cached tokens; None where text is tokenized when it is read."""
+        return self._parts().tokens
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What measuring found out about what is trained, and a setting that means something else for packs."""
-        self._parts()
+        """What measuring noticed about the data, and a setting that means something else for packs."""
         grouped = self.config.group_by_length and self.config.has_packs
-        said = ("group_by_length is balance: strict for packs: those of similar work share a step",) if grouped else ()
-        return (*said, *self._notes)
+        note = ("group_by_length is balance: strict for packs: packs of similar work share a step",) if grouped else ()
+        return (*note, *self._parts().notes)
 
     @property
     def measured(self) -> EntryCounts:
-        """What measuring has counted."""
-        self._parts()
-        return self._counts
+        """Numbers of entries that were measured and left out."""
+        return self._parts().measured
 
     @property
     def rows_per_batch(self) -> int:
@@ -142,10 +188,10 @@ class _Packs:
         return self.config.rows_per_batch
 
     def get_collator(self, *, dtype: torch.dtype | None = None, **options: Any) -> PackCollator | PaddedCollator:
-        """What makes a batch of a pack: one row without padding, or with `packing: false` padded ones."""
+        """Makes batches of packs: one padding-free row each, or padded rows with `packing: false`."""
         from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 
-        capacity, encoder = self.plan.config.packing_length, self._parts()[1]
+        capacity, encoder = self.plan.config.packing_length, self._parts().encoder
         make: Any = PaddedCollator
         if self.config.packing:
             make, options = PackCollator, {"alignment": self.plan.config.pack_alignment, **options}
@@ -159,13 +205,29 @@ class _Packs:
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
 
     def describe(self, *, world: int = 1) -> DatasetSummary:
-        """The numbers to print before training on so many ranks; there are none of a stream."""
-        return summarize(
-            self.schedule,
+        """The numbers to print before training on this many ranks; a stream has none."""
+        schedule, plan = self.schedule, self.plan
+        packs, counts = plan.epoch(0), plan.summary.epochs[0]
+        tokens, rows_per_batch = packs.load("tokens"), self.rows_per_batch
+        return DatasetSummary(
             packing=bool(self.config.packing),
-            rows_per_batch=self.rows_per_batch,
-            measured=self._counts.reasons,
-            world=world,
+            samples=packs.num_samples,
+            packs=packs.num_packs,
+            samples_per_pack=packs.num_samples / max(1, packs.num_packs),
+            packing_length=plan.config.packing_length,
+            fill=float(counts.fill),
+            padding=0.0 if self.config.packing else schedule.padding_share(rows_per_batch, world=world),
+            tokens_per_pack=(int(tokens.min()), float(tokens.mean()), int(tokens.max()))
+            if len(tokens)
+            else (0, 0.0, 0),
+            **{name: int(packs.load(name).sum()) for name in _SUMMED},
+            longest=int(packs.load("longest").max(initial=0)),
+            epochs=plan.num_epochs,
+            packs_per_step=schedule.packs_per_step,
+            rows_per_batch=rows_per_batch,
+            steps=schedule.num_steps(),
+            order=schedule.balance,
+            left_out={**self.measured.reasons, **plan.summary.ledger.reasons},
         )
 
     def _source(
@@ -185,23 +247,23 @@ class _Packs:
         try:
             name = digest(self.config.measured_by())
             folder = cache_folder(root, "tokens", name, dataset=self.config.dataset_path)
-            # Not the lock of `build`: settings that change no token have their own, and share these.
+            # A lock of its own: datasets with other settings may share these tokens.
             lock = root / "locks" / f"tokens-{name}.lock"
             return make_tokens(table, rows, files, folder, lock=lock, workers=workers, report=progress)
         finally:
             files.close()
 
-    def _parts(self) -> tuple[PackSource, SampleEncoder]:
+    def _parts(self) -> _Built:
         if self._built is None:
             raise ConfigError(type(self).__name__, got="not built", fix="call .build() first")
         return self._built
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker needs the packs; a schedule is worked out again where it is asked for."""
+        """A worker needs the packs; it computes the schedule again if it needs it."""
         return {name: value for name, value in self.__dict__.items() if name not in ("schedule", "_stream")}
 
 
-class MultiModalDataset(_Packs):
+class MultiModalDataset(_PackDataset):
     """Packs by number: `dataset[3]` is the fourth pack of the first epoch, `dataset[PackKey(1, 3)]` of the second."""
 
     def __len__(self) -> int:
@@ -233,7 +295,7 @@ class MultiModalDataset(_Packs):
         return LocalFiles(ShardCache(root / "shards", self.config.shard_bytes))
 
 
-class MultiModalIterableDataset(_Packs):
+class MultiModalIterableDataset(_PackDataset):
     """The same packs as a stream: this rank's, an epoch each time it is iterated. Data files go through a cache.
 
     Plans with a packing_window need the files of two windows at a time, whatever the dataset's size; without one a pack
@@ -261,11 +323,11 @@ class MultiModalIterableDataset(_Packs):
         self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, if it is iterated in this process; with workers use the state of `loader`."""
+        """The position of the stream, if it is iterated in this process; with workers use the state of `loader`."""
         return self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of the same schedule, saved on any number of ranks."""
+        """Continue from a state of the same schedule, saved on any number of ranks."""
         self._stream.load_state_dict(state)
 
     @cached_property
@@ -277,7 +339,7 @@ class MultiModalIterableDataset(_Packs):
         return PackStream.at(self.source, self.schedule, self._place, rows_per_batch=self.rows_per_batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A worker is of no process group: it is told which rank it belongs to, and where to begin."""
+        """A worker has no process group: it gets its rank and its position with the dataset."""
         return {**super().__getstate__(), "_place": self._stream.place if self._built is not None else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -296,13 +358,12 @@ class MultiModalIterableDataset(_Packs):
         _warn_of_thrashing(table, plan, self.config.shard_bytes)
         return StreamedSource(plan, rows, reader, encoder, files=files, schedule=schedule)
 
-    def _online(self) -> tuple[Any, SampleEncoder]:
+    def _online(self) -> _Built:
         """Packs of a stream that nobody measured; data files are read as they are, not through the cache."""
         from packtrain.delivery.encode.encode import SampleEncoder
         from packtrain.delivery.online_source import OnlineSource
 
-        config = self.config
-        request = tokenized_request(request_of(config, streaming=None))
+        request = tokenized_request(request_of(self.config, streaming=None))
         parts = [spec.name for spec in request.specs if (spec.repeats, spec.weight, spec.max_samples) != (None,) * 3]
         if parts:
             raise ConfigError(
@@ -311,11 +372,10 @@ class MultiModalIterableDataset(_Packs):
                 expected="sources that are read once per pass, every sample once",
                 fix="remove them from the mixture, or measure the data first (online: false)",
             )
-        self._notes = tuple(split_notes(request.specs))
-        encoder = SampleEncoder(request)
-        packing = config.packing_config(_context(config))
-        num_packs = int(config.max_steps or 0) * config.packs_per_step
-        return OnlineSource(request, packing, num_packs=num_packs, encoder=encoder), encoder
+        config, encoder = self.config, SampleEncoder(request)
+        packing, num_packs = config.packing_config(_context(config)), int(config.max_steps or 0) * config.packs_per_step
+        source: Any = OnlineSource(request, packing, num_packs=num_packs, encoder=encoder)
+        return _Built(source=source, encoder=encoder, notes=tuple(split_notes(request.specs)))
 
     def _files(self, root: Path) -> LocalFiles:
         from packtrain.records.shards.data_files import CachedFiles
@@ -362,33 +422,27 @@ def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
     return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
 
 
-def _packed(config: DatasetConfig, table: CostTable, root: Path, progress: Callable[[Any], None]) -> PackPlan:
-    if config.plan is not None:
-        return _given_plan(config, table)
-    return pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
-
-
 def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
-    """A plan that the user names; it decides what packs follow from, and what is said must not be otherwise."""
-    plan = PackPlan.load(str(config.plan)).found_with(table)
-    found = differences(plan.summary.inputs, plan_inputs(table))
-    said = config.packing_config(plan.config.packing_length).describe()
-    usual = PackingConfig(packing_length=plan.config.packing_length).describe()
-    theirs = plan.config.describe()
-    given = (config.said or frozenset()) - {"seed"}  # of a run, which has one that is not about packs alone
-    found += [
-        f"{name}: {theirs[name]} -> {said[name]}"
-        for name in theirs
-        if name not in ("epochs", "packs_per_step")  # what these are, training decides
-        and said[name] != theirs[name]
-        and (name in given or said[name] != usual[name])
+    """The plan of data.plan; it decides how to pack, so data and settings must not contradict it."""
+    plan = PackPlan.load(str(config.plan)).at_table(table)
+    problems = differences(plan.summary.inputs, plan_inputs(table))
+    settings = config.packing_config(plan.config.packing_length).describe()
+    defaults = PackingConfig(packing_length=plan.config.packing_length).describe()
+    planned = plan.config.describe()
+    given = (config.said or frozenset()) - {"seed"}  # a run has a seed for more than packs
+    problems += [
+        f"{name}: {planned[name]} -> {settings[name]}"
+        for name in planned
+        if name not in ("epochs", "packs_per_step")  # training decides these
+        and settings[name] != planned[name]
+        and (name in given or settings[name] != defaults[name])
     ]
     if plan.num_epochs < config.epochs:
-        found.append(f"epochs: {plan.num_epochs} -> {config.epochs}")
-    if found:
+        problems.append(f"epochs: {plan.num_epochs} -> {config.epochs}")
+    if problems:
         raise ArtifactError(
             f"data.plan {config.plan}",
-            got="a plan of other data or settings: " + "; ".join(found[:5]),
+            got="a plan of other data or settings: " + "; ".join(problems[:5]),
             expected="a plan that this run can train",
             fix="pack again with these settings, leave them out, or leave data.plan out",
         )
@@ -396,22 +450,10 @@ def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
 
 
 def _context(config: DatasetConfig) -> int:
-    """The tokens that the model was made for."""
+    """The packing length; by default the context length of the model."""
     if config.packing_length is not None:
         return config.packing_length
     return read_shape(resolve(config.model_name, cache_dir() / "models")).language.context_length
-
-
-def _rows(table: CostTable, root: Path) -> RowTable:
-    from packtrain.delivery.encode.row_table import RowTable
-
-    return RowTable.make(table, root / "rows")
-
-
-def _encoder(table: CostTable) -> SampleEncoder:
-    from packtrain.delivery.encode.encode import SampleEncoder
-
-    return SampleEncoder(table.request(), measured_settings=table.summary.settings)
 
 
 def _register(cls: type) -> None:
@@ -419,60 +461,3 @@ def _register(cls: type) -> None:
     from torch.utils.data import IterableDataset
 
     IterableDataset.register(cls)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatasetSummary:
-    """A dataset in its schedule. Numbers of packs and samples are those of the first epoch; packed, a row is a pack."""
-
-    packing: bool
-    samples: int  # one that is split counts once
-    packs: int
-    samples_per_pack: float
-    packing_length: int
-    fill: float  # real tokens in all that packs could hold
-    padding: float  # share of padding in the tokens of padded batches; 0 where packs are trained
-    tokens: int
-    supervised_tokens: int
-    longest: int  # sample
-    tokens_per_pack: tuple[int, float, int]  # least, mean, most
-    images: int
-    videos: int
-    patches: int
-    epochs: int
-    packs_per_step: int
-    rows_per_batch: int
-    steps: int  # of all epochs
-    order: str  # of packs: the schedule's balance
-    left_out: Mapping[str, int]  # records that are in no pack, by stage and reason
-
-
-def summarize(
-    schedule: Schedule, *, packing: bool, rows_per_batch: int, measured: Mapping[str, int], world: int = 1
-) -> DatasetSummary:
-    """The numbers of a plan and its schedule; `measured` is what measuring left out, by stage and reason."""
-    plan = schedule.plan
-    packs = plan.epoch(0)
-    tokens, counts = packs.load("tokens"), plan.summary.epochs[0]
-    return DatasetSummary(
-        packing=packing,
-        samples=packs.num_samples,
-        packs=packs.num_packs,
-        samples_per_pack=packs.num_samples / max(1, packs.num_packs),
-        packing_length=plan.config.packing_length,
-        fill=float(counts.fill),
-        padding=0.0 if packing else schedule.padding_share(rows_per_batch, world=world),
-        tokens=int(tokens.sum()),
-        supervised_tokens=int(packs.load("supervised_tokens").sum()),
-        longest=int(packs.load("longest").max(initial=0)),
-        tokens_per_pack=(int(tokens.min()), float(tokens.mean()), int(tokens.max())) if len(tokens) else (0, 0.0, 0),
-        images=int(packs.load("images").sum()),
-        videos=int(packs.load("videos").sum()),
-        patches=int(packs.load("patches").sum()),
-        epochs=plan.num_epochs,
-        packs_per_step=schedule.packs_per_step,
-        rows_per_batch=rows_per_batch,
-        steps=schedule.num_steps(),
-        order=schedule.balance,
-        left_out={**measured, **plan.summary.ledger.reasons},
-    )

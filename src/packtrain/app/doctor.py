@@ -1,4 +1,4 @@
-"""What of a machine and its packages packtrain can use, and what each missing part would give."""
+"""`doctor`: what packtrain can use of this machine and its packages, and what each missing part is for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.numbers import GIB, gib
 
 _TRAIN = "train"
-# Packages by what they are for: what they give, and the extra that brings them.
+# Packages, what they are for, and the extra that installs them.
 _EXTRAS = (
     ("transformers", "training, verify, and the check of costs against the real processor", _TRAIN),
     ("torchvision", "the image processors of training", _TRAIN),
@@ -39,17 +39,17 @@ _EXTRAS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """One thing to look for."""
+    """One thing that may be available."""
 
     group: str  # machine, kernels, packages or places
     name: str
-    found: str  # "" where it is not there
+    found: str  # version or details; "" if it is missing
     gives: str = ""  # what it is for
-    get: str = ""  # how to have it
+    get: str = ""  # how to get it
 
 
 def examine() -> list[Component]:
-    """Everything, in the order in which it matters."""
+    """All components, the most important first."""
     return [*_machine(), *_kernels(), *_packages(), *_places()]
 
 
@@ -63,7 +63,7 @@ def _machine() -> Iterator[Component]:
     yield Component(group="machine", name="torch", found=found, gives="training and verify", get=_install(_TRAIN))
     yield Component(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
     gpus = _gpus(torch)
-    missing = "training at full speed; without one, tiny models train on the CPU"
+    missing = "training at full speed; tiny models also train on a CPU"
     get = "a torch with CUDA, a driver and a GPU" if torch is not None else _install(_TRAIN)
     yield Component(group="machine", name="GPUs", found=gpus, gives=missing, get=get)
 
@@ -73,7 +73,7 @@ def _kernels() -> Iterator[Component]:
     gpu = bool(_gpus(torch))
     varlen = torch is not None and find_spec("torch.nn.attention.varlen") is not None
     flex = torch is not None and find_spec("torch.nn.attention.flex_attention") is not None
-    where = "" if gpu else ", to be used on a GPU"
+    where = "" if gpu else ", for use on a GPU"
     yield Component(
         group="kernels",
         name="varlen",
@@ -97,7 +97,7 @@ def _kernels() -> Iterator[Component]:
             group="kernels",
             name=name,
             found=_version(package, name.split(" ")[0]),
-            gives=f"flash_attention_{number} as the attention of a run; varlen does the same without it",
+            gives=f"attn_implementation: flash_attention_{number}; varlen does the same without it",
             get=get,
         )
     yield Component(
@@ -133,7 +133,7 @@ def _places() -> Iterator[Component]:
 
 
 def _install(extra: str) -> str:
-    """The command for an extra: of the folder that packtrain was installed from, where it was one."""
+    """The command that installs an extra, from the source folder if packtrain was installed from one."""
     try:
         noted = json.loads(metadata.distribution("packtrain").read_text("direct_url.json") or "{}")
     except (metadata.PackageNotFoundError, ValueError):
@@ -146,7 +146,7 @@ def _install(extra: str) -> str:
 def _torch() -> Any:
     try:
         import torch
-    except (ImportError, OSError):  # OSError: a library of CUDA that cannot be loaded
+    except (ImportError, OSError):  # OSError: a CUDA library that cannot be loaded
         return None
     return torch
 
@@ -172,7 +172,7 @@ def _driver() -> str:
 
 
 def _version(package: str, distribution: str | None = None) -> str:
-    """Of a package that is there; nothing of it is imported."""
+    """Of an installed package, without importing it."""
     if find_spec(package) is None:
         return ""
     try:

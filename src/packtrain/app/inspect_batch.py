@@ -1,9 +1,10 @@
-"""One pack as the model will get it: read, decoded, encoded and collated as in training, listed token by token."""
+"""One pack as the model gets it: read, decoded, encoded and collated as in training, listed token by token."""
 
 from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from packtrain.app.inspect_plan import StepSeen, pack_samples, run_schedule
+from packtrain.app.inspect_plan import InspectedStep, pack_samples, run_schedule
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import LedgerEntry, MediaHeader, PartLimits, Record
@@ -22,7 +23,7 @@ from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import load_rule
 from packtrain.measuring.table import MEDIA, CostTable
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.runs.read import read_run
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch
@@ -38,23 +39,23 @@ _HEADER = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenToken:
+class BatchToken:
     """One token of the row."""
 
     at: int  # place in the row
     id: int
-    text: str | None  # its own piece of text; None where it is no whole characters, or has none
-    bytes: str | None  # in hexadecimal, where it is a part of a character
+    text: str | None  # None where it has no text, or is a part of a character
+    bytes: str | None  # in hexadecimal, of a part of a character
     kind: str  # text, image, video or padding
-    medium: int | None  # which image, or which video, of its sample; from 1
-    sample: int | None  # which sample of the row, from 0
+    medium: int | None  # number of the image or video in its sample, from 1
+    sample: int | None  # number of the sample in the row, from 0
     positions: tuple[int, ...]  # one, or four with M-RoPE: in the sample, time, height, width
     loss: bool
     label: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenMedium:
+class BatchMedium:
     """One medium of a sample."""
 
     kind: str
@@ -66,7 +67,7 @@ class SeenMedium:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenSample:
+class BatchSample:
     """One sample of the row."""
 
     number: int
@@ -77,11 +78,11 @@ class SeenSample:
     tokens: int
     start: int  # first token of the sample that is used, 0 unless it is split
     supervised_tokens: int
-    media: tuple[SeenMedium, ...]
+    media: tuple[BatchMedium, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenArgument:
+class ForwardArgument:
     """One argument of the model's forward pass."""
 
     name: str
@@ -91,7 +92,7 @@ class SeenArgument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenBatch:
+class InspectedBatch:
     """Everything about one pack as the model gets it."""
 
     pack: int
@@ -106,19 +107,19 @@ class SeenBatch:
     images: int
     videos: int
     patches: int | None  # None where pixels come as tiles of unknown patch size
-    arguments: tuple[SeenArgument, ...]
+    arguments: tuple[ForwardArgument, ...]
     boundaries: tuple[int, ...]  # where samples, and padding after them, start and end
-    samples: tuple[SeenSample, ...]
+    samples: tuple[BatchSample, ...]
     failures: tuple[LedgerEntry, ...]  # samples that were planned and are not in the batch
-    tokens: tuple[SeenToken, ...]
+    tokens: tuple[BatchToken, ...]
 
 
 def inspect_batch(
     plan: PackPlan, table: CostTable, number: int, epoch: int = 0, *, attn_implementation: str = "sdpa", cache: Path
-) -> SeenBatch:
+) -> InspectedBatch:
     """Read, encode and collate one pack as a loader does; `cache` is where the table's rows are kept for delivery."""
-    (seen,) = inspect_batches(plan, table, (number,), epoch, attn_implementation=attn_implementation, cache=cache)
-    return seen
+    (batch,) = inspect_batches(plan, table, (number,), epoch, attn_implementation=attn_implementation, cache=cache)
+    return batch
 
 
 def inspect_batches(
@@ -129,14 +130,14 @@ def inspect_batches(
     *,
     attn_implementation: str = "sdpa",
     cache: Path,
-) -> Iterator[SeenBatch]:
+) -> Iterator[InspectedBatch]:
     """Several packs of an epoch, one after another."""
     if attn_implementation not in BACKENDS:
         fix = nearest(attn_implementation, BACKENDS) or "leave it out"
         raise ConfigError(
             "--attn-implementation", got=attn_implementation, expected="one of " + ", ".join(BACKENDS), fix=fix
         )
-    # Which says what is wrong with the numbers.
+    # Refuses numbers of packs that do not exist.
     planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
     _quieten()
     from packtrain.delivery.encode.encode import SampleEncoder
@@ -154,11 +155,11 @@ def inspect_batches(
     headers, texts = _measured_headers(table, sorted(planned)), _TokenTexts(request.settings())
     try:
         for number in numbers:
-            noting = _Noting(encoder, headers)
-            source = PackSource(plan, rows, RecordReader(request, rows, files), noting)
+            recorder = _RecordingEncoder(encoder, headers)
+            source = PackSource(plan, rows, RecordReader(request, rows, files), recorder)
             row = source[PackKey(epoch=epoch, pack=number)]
-            yield _seen(
-                plan, row, noting, _collated(plan, row, encoder, attn_implementation), attn_implementation, texts
+            yield _inspected(
+                plan, row, recorder, _collated(plan, row, encoder, attn_implementation), attn_implementation, texts
             )
     finally:
         files.close()
@@ -166,12 +167,12 @@ def inspect_batches(
 
 def step_batches(
     run: str | Path,
-    seen: StepSeen,
+    seen: InspectedStep,
     costs: str | Path | None = None,
     *,
     attn_implementation: str | None = None,
     cache: Path,
-) -> Iterator[SeenBatch]:
+) -> Iterator[InspectedBatch]:
     """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
     found = read_run(run)
     if found.about.mode == "padded":
@@ -189,7 +190,7 @@ def step_batches(
 
 
 def _quieten() -> None:
-    """Transformers says nothing on its own; without it there is no batch to be made."""
+    """Refuse to run without transformers, and silence it."""
     try:
         import torch  # noqa: F401
         from transformers.utils import logging
@@ -231,40 +232,37 @@ def _patch_size(config: Mapping[str, Any]) -> int:
     return int(side[0] if isinstance(side, (list, tuple)) else side)
 
 
-# ---- what the batch does not say: which medium a token belongs to
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Note:
-    """What is known about a sample beside its tensors."""
+class _Encoded:
+    """What is known about an encoded sample beside its tensors."""
 
     record: Record
     start: int
-    media: tuple[SeenMedium, ...]
+    media: tuple[BatchMedium, ...]
 
 
-class _Noting:
-    """An encoder that also keeps which media its samples show and how many tokens each of them takes.
+class _RecordingEncoder:
+    """An encoder that also records the media of its samples and how many tokens each of them takes.
 
-    `headers`, by row, are what media were measured with, so that one that has changed is named with both sizes.
+    `headers`, by row, are those that were measured, so that an error names both sizes of a medium that has changed.
     """
 
     def __init__(self, encoder: SampleEncoder, headers: Mapping[int, tuple[MediaHeader, ...]]) -> None:
         self.encoder, self._headers = encoder, headers
-        self.notes: list[_Note] = []  # of the samples that could be encoded, in order
+        self.encoded: list[_Encoded] = []  # samples without failures, in order
         self._rule: RecordEncoder | None = None
 
     def encode(
         self, record: Record, store: MediaStore, *, row: int, expected: SampleCounts | None, start: int, tokens: int
     ) -> EncodedSample:
-        """As the encoder itself."""
+        """Like the encoder itself."""
         expected = replace(expected, headers=self._headers.get(row)) if expected is not None else None
-        made = self.encoder.encode(record, store, row=row, expected=expected, start=start, tokens=tokens)
+        sample = self.encoder.encode(record, store, row=row, expected=expected, start=start, tokens=tokens)
         media = self._media(record, store) if start == 0 else ()
-        self.notes.append(_Note(record=record, start=start, media=media))
-        return made
+        self.encoded.append(_Encoded(record=record, start=start, media=media))
+        return sample
 
-    def _media(self, record: Record, store: MediaStore) -> tuple[SeenMedium, ...]:
+    def _media(self, record: Record, store: MediaStore) -> tuple[BatchMedium, ...]:
         from packtrain.delivery.encode.decode import media_header
 
         media = tuple(record.media())
@@ -276,14 +274,14 @@ class _Noting:
             family = load_rule(settings, request.limits)
             assert family is not None, "the encoder was made, so there is a rule"
             self._rule = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
-        counted: dict[str, int] = {}
+        numbers: Counter[str] = Counter()
         found = []
         for medium, header, expansion in zip(media, headers, self._rule.layouter.expansions(headers), strict=True):
-            counted[medium.kind] = counted.get(medium.kind, 0) + 1
+            numbers[medium.kind] += 1
             found.append(
-                SeenMedium(
+                BatchMedium(
                     kind=medium.kind,
-                    number=counted[medium.kind],
+                    number=numbers[medium.kind],
                     name=medium.ref.name,
                     width=header.width,
                     height=header.height,
@@ -293,7 +291,7 @@ class _Noting:
         return tuple(found)
 
 
-def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int | None]:
+def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int | None]:
     """Which medium of its kind each token belongs to. Media of one kind stand in order, whatever stands between."""
     kinds = sample.token_kinds.numpy()
     numbers = np.zeros(len(kinds), np.int64)
@@ -306,33 +304,35 @@ def _numbers(sample: EncodedSample, media: tuple[SeenMedium, ...]) -> list[int |
     return [number or None for number in numbers.tolist()]
 
 
-# ---- telling
-
-
-def _seen(
-    plan: PackPlan, row: PackedRow, noting: _Noting, batch: Batch, attn_implementation: str, texts: _TokenTexts
-) -> SeenBatch:
+def _inspected(
+    plan: PackPlan,
+    row: PackedRow,
+    recorder: _RecordingEncoder,
+    batch: Batch,
+    attn_implementation: str,
+    texts: _TokenTexts,
+) -> InspectedBatch:
     from packtrain.delivery.collate.collators import offsets_of
 
-    info, encoder = batch.info, noting.encoder
+    info, encoder = batch.info, recorder.encoder
     starts = offsets_of(row.samples, plan.config.pack_alignment)
     ends = [start + len(sample) for start, sample in zip(starts, row.samples, strict=True)]
     boundaries = tuple(sorted({0, *starts, *ends, info.tokens + info.padding}))
     samples = tuple(
-        SeenSample(
+        BatchSample(
             number=number,
             id=sample.id,
-            origin=note.record.origin,
+            origin=encoded.record.origin,
             row=sample.row,
             first=starts[number],
             tokens=len(sample),
-            start=note.start,
+            start=encoded.start,
             supervised_tokens=int((sample.labels != IGNORED).sum()),
-            media=note.media,
+            media=encoded.media,
         )
-        for number, (sample, note) in enumerate(zip(row.samples, noting.notes, strict=True))
+        for number, (sample, encoded) in enumerate(zip(row.samples, recorder.encoded, strict=True))
     )
-    return SeenBatch(
+    return InspectedBatch(
         pack=row.key.pack,
         epoch=row.key.epoch,
         model=encoder.request.model,
@@ -353,16 +353,16 @@ def _seen(
     )
 
 
-def _argument(name: str, value: Any) -> SeenArgument:
+def _argument(name: str, value: Any) -> ForwardArgument:
     if hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("torch.")
-        return SeenArgument(name=name, shape=tuple(value.shape), dtype=dtype, value=None)
-    return SeenArgument(name=name, shape=None, dtype=type(value).__name__, value=str(value))
+        return ForwardArgument(name=name, shape=tuple(value.shape), dtype=dtype, value=None)
+    return ForwardArgument(name=name, shape=None, dtype=type(value).__name__, value=str(value))
 
 
 def _tokens(
-    row: PackedRow, samples: tuple[SeenSample, ...], batch: Mapping[str, Any], texts: _TokenTexts
-) -> tuple[SeenToken, ...]:
+    row: PackedRow, samples: tuple[BatchSample, ...], batch: Mapping[str, Any], texts: _TokenTexts
+) -> tuple[BatchToken, ...]:
     """Every token, from the tensors that the model gets; the samples only say whose it is."""
     ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     positions = batch["position_ids"].reshape(-1, len(ids)).T.tolist()
@@ -374,35 +374,26 @@ def _tokens(
             (seen.number, kind, medium) for kind, medium in zip(kinds, _numbers(sample, seen.media), strict=True)
         ]
     owners += [(None, PADDING, None)] * (len(ids) - len(owners))
-    found = []
-    for at, (token, label, place, owner) in enumerate(zip(ids, labels, positions, owners, strict=True)):
-        piece = texts.of(token)
-        found.append(
-            SeenToken(
-                at=at,
-                id=token,
-                text=piece.text,
-                bytes=piece.bytes,
-                kind=owner[1],
-                medium=owner[2],
-                sample=owner[0],
-                positions=tuple(place),
-                loss=label != IGNORED,
-                label=label,
-            )
+    return tuple(
+        BatchToken(
+            at=at,
+            id=token,
+            text=texts.of(token)[0],
+            bytes=texts.of(token)[1],
+            kind=kind,
+            medium=medium,
+            sample=sample_number,
+            positions=tuple(place),
+            loss=label != IGNORED,
+            label=label,
         )
-    return tuple(found)
+        for at, (token, label, place, (sample_number, kind, medium)) in enumerate(
+            zip(ids, labels, positions, owners, strict=True)
+        )
+    )
 
 
-# ---- the text of single tokens
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Piece:
-    """What one token stands for."""
-
-    text: str | None = None
-    bytes: str | None = None  # in hexadecimal, where it is a part of a character
+TokenText = tuple[str | None, str | None]  # a text; or, of a part of a character, bytes in hexadecimal
 
 
 class _TokenTexts:
@@ -412,31 +403,31 @@ class _TokenTexts:
         from packtrain.delivery.encode.pixels import load_processor
 
         self._tokenizer: Any = load_processor(settings, multimodal=False).backend_tokenizer
-        self._known: dict[int, _Piece] = {}
+        self._known: dict[int, TokenText] = {}
         # Decoders leave out the blank in front of a text, so nothing is decoded as the first token.
         self._before: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
         self._lead = self._decoded(self._before)
 
-    def of(self, token: int) -> _Piece:
-        """What a token stands for; nothing at all where the vocabulary does not have it."""
+    def of(self, token: int) -> TokenText:
+        """The text of a token; nothing where the vocabulary does not have it."""
         if token not in self._known:
-            self._known[token] = self._piece(token)
+            self._known[token] = self._text(token)
         return self._known[token]
 
-    def _piece(self, token: int) -> _Piece:
+    def _text(self, token: int) -> TokenText:
         name = self._tokenizer.id_to_token(token)
         if name is None:
-            return _Piece()
+            return None, None
         if self._tokenizer.decoder is None:
-            return _Piece(text=name)
+            return name, None
         text = self._decoded([*self._before, token])
         text = text.removeprefix(self._lead) if text.startswith(self._lead) else self._decoded([token])
         if "\ufffd" in text and (raw := _bytes_of(name)) is not None:
             try:
-                return _Piece(text=raw.decode("utf-8"))
+                return raw.decode("utf-8"), None
             except UnicodeDecodeError:
-                return _Piece(bytes=raw.hex())
-        return _Piece(text=text)
+                return None, raw.hex()
+        return text, None
 
     def _decoded(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))

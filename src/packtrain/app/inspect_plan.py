@@ -1,4 +1,4 @@
-"""Looking into a pack plan: its summary, one pack, one sample, what each limit stopped."""
+"""Looking into a pack plan (one pack, one sample) and into an optimizer step of a run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.cutting import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
 from packtrain.packing.schedule import EMPTY, Balance, Schedule
-from packtrain.runs.read import read_run
 from packtrain.runs.run_folder import CONFIG, RUN
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun, read_run
 
 _SHOWN = (
     *("id", "source", "origin", "tokens", *VISION_TOKENS, "images", "videos", "patches"),
@@ -58,7 +57,7 @@ class PackPlace:
 
 
 def load_plan(folder: str | Path) -> PackPlan:
-    """A plan; of the folder of a run, the one that it is trained with."""
+    """The plan in a folder; for the folder of a run, the plan that it is trained with."""
     is_run = (Path(folder) / RUN).exists() and not (Path(folder) / PLAN).exists()
     return PackPlan.load(plan_of_run(read_run(folder)) if is_run else folder)
 
@@ -149,7 +148,7 @@ def _supervised(values: Mapping[str, Any], start: int, end: int) -> int:
 
 
 def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackPlace], list[int]]:
-    """Where the samples with this id went, and the rows of the table that bear it."""
+    """The packs that have samples with this id, and their rows in the cost table."""
     rows = _rows_named(table, name)
     if not len(rows):
         known = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
@@ -196,51 +195,35 @@ def _check(option: str, number: int, count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepPack:
-    """One pack of a step, and who trains it when."""
+    """One pack of a step, with its micro-batch and rank."""
 
     micro_batch: int
     rank: int
     pack: int
     samples: tuple[PackedSample, ...]
 
-    @property
-    def tokens(self) -> int:
-        return sum(sample.tokens for sample in self.samples)
-
-    @property
-    def supervised_tokens(self) -> int:
-        return sum(sample.supervised_tokens for sample in self.samples)
-
-    @property
-    def images(self) -> int:
-        return sum(sample.images for sample in self.samples)
-
-    @property
-    def videos(self) -> int:
-        return sum(sample.videos for sample in self.samples)
-
-    @property
-    def patches(self) -> int:
-        return sum(sample.patches for sample in self.samples)
+    def total(self, name: str) -> int:
+        """The sum of a number over its samples."""
+        return sum(getattr(sample, name) for sample in self.samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSeen:
+class InspectedStep:
     """One optimizer step of a run."""
 
     step: int  # counted from 1, over the whole run
     steps: int  # of the run, which may end before its plan does
     epoch: int
     packing_length: int
-    unit: str  # what is dealt out: "pack", or "row" where a padded run has each sample by itself
+    unit: str  # "pack", or "row" in a padded run without packs
     world: int
-    packs: tuple[StepPack, ...]  # by micro-batch and rank; those that are empty are left out
-    logged: Mapping[str, float]  # what metrics.jsonl says of it; empty when it has not been trained
+    packs: tuple[StepPack, ...]  # by micro-batch and rank, without empty ones
+    logged: Mapping[str, float]  # from metrics.jsonl; empty if it has not been trained
     warnings: tuple[str, ...]
 
 
-def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> StepSeen:
-    """The samples of a step, from the run's plan and the cost table it was made from; the data are not needed."""
+def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> InspectedStep:
+    """The samples of a step, from the plan of the run and its cost table, without reading the data."""
     found = read_run(run)
     schedule, table = run_schedule(found, costs)
     steps = _steps(found, schedule)
@@ -260,7 +243,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         )
         for micro_batch, column in np.argwhere(placed != EMPTY)
     )
-    return StepSeen(
+    return InspectedStep(
         step=step,
         steps=steps,
         epoch=before.epoch,
@@ -288,7 +271,7 @@ def run_schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, 
 
 
 def _steps(run: TrainingRun, schedule: Schedule) -> int:
-    """Steps of the run: what was derived before training, or all of the plan's where run.json does not say."""
+    """Steps of the run, from run.json, or else all of its plan."""
     planned, derived = schedule.num_steps(), run.about.derived.get("steps")
     return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
 
@@ -300,5 +283,5 @@ def _logged(run: TrainingRun, step: int) -> dict[str, float]:
         return {}
     values = {name: float(column[at[0]]) for name, column in steps.columns.items() if name != "step"}
     values |= {f"learning_rate/{part}": float(rates[at[0]]) for part, rates in steps.rates.items()}
-    broken = "loss" if values["supervised_tokens"] else ""  # no number where there should be one
+    broken = "loss" if values["supervised_tokens"] else ""  # a loss that is NaN is shown, other NaN are gaps
     return {name: value for name, value in values.items() if not math.isnan(value) or name == broken}

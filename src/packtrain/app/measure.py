@@ -1,4 +1,4 @@
-"""The measuring stage for users: names and paths in, a cost table out."""
+"""`measure`: names and paths in, a cost table out."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from packtrain.families.registry import load_rule, plugins_for, require_processo
 from packtrain.families.settings import read_settings
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
 from packtrain.measuring.failure_budget import FailureBudget
-from packtrain.measuring.measure_summary import MeasureSummary
+from packtrain.measuring.measure_summary import MeasureSummary, data_notes
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress, Policy, run_measurement
 from packtrain.measuring.request import MAX_IMAGE_PIXELS, Request
-from packtrain.measuring.statistics import data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.measuring.work import FAMILY_RULE, Task
 from packtrain.packing.source_repeats import check_weights
@@ -35,7 +34,7 @@ from packtrain.records.open import open_sources
 
 PROCESSOR_RULE = "packtrain.delivery.encode.processor:ProcessorRule"
 ENGINES = ("local", "ray")
-_CHATS = {"messages", "conversations", "question_answer", "instruction"}  # what a chat template writes
+_CHATS = {"messages", "conversations", "question_answer", "instruction"}  # schemas that need a chat template
 P = ParamSpec("P")
 
 
@@ -50,14 +49,14 @@ def measure_outcome(
     progress: Callable[[MeasureProgress], None] = lambda _: None,
     **settings: Any,
 ) -> MeasureOutcome:
-    """Measure, and say what was done: measured, continued or found unchanged.
+    """Measure, and report whether the table was measured, continued or reused.
 
-    `settings` are those of section `data` in a config, such as max_pixels in `processor_config`, `formatting_func` or
+    `settings` are those of section `data` in a config, such as `processor_config`, `formatting_func` or
     `max_sample_length`; a DatasetConfig holds them already.
     """
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
     request = request_of(config, streaming=streaming)
-    known = reusable_folder("measure", digest(config.measured_by()), config.cache_root, dataset=config.dataset_path)
+    reusable = reusable_folder("measure", digest(config.measured_by()), config.cache_root, dataset=config.dataset_path)
     request = tokenized_request(request)
     family = load_rule(request.settings(), request.limits)
     task = Task(request, FAMILY_RULE if family is not None else PROCESSOR_RULE)
@@ -66,33 +65,36 @@ def measure_outcome(
         check=config.check or 0,
         content_hash=bool(config.content_hash),
     )
-    by = _engine(engine, config.workers, address)
+    workers = _engine(engine, config.workers, address)
     told = config.told()
     if request.plugins:
         told["model"]["plugins"] = list(request.plugins)
     if request.template_date is not None:
         told["data"]["template_date"] = request.template_date
 
-    def measured(folder: Path, *, again: bool) -> MeasureOutcome:
+    def measure_into(folder: Path, again: bool) -> MeasureOutcome:
         processor = functools.partial(load_reference, request)
-        return run_measurement(task, folder, by, policy, processor, progress, told=told, again=again)
+        return run_measurement(task, folder, workers, policy, processor, progress, told=told, again=again)
 
     if out is not None or config.costs is not None:
         folder = Path(out or str(config.costs))
-        outcome = measured(folder, again=out is not None)
-        known.remember(folder)
+        outcome = measure_into(folder, out is not None)
+        reusable.remember(folder)
     else:
-        outcome = known.open(lambda folder, again: measured(folder, again=again))
+        outcome = reusable.open(measure_into)
     processor = request.settings()
-    splits = split_notes(request.specs)
-    unused = unused_note("template_date", config.template_date, processor.templates)
-    joined = _joined_note(outcome.table.summary) if processor.chat_template is None else ()
-    found = (*splits, *unused, *joined, *packing_notes(processor), *data_notes(outcome.table.summary))
-    return replace(outcome, notes=found)
+    notes = (
+        *split_notes(request.specs),
+        *unused_note("template_date", config.template_date, processor.templates),
+        *(_no_template_note(outcome.table.summary) if processor.chat_template is None else ()),
+        *packing_notes(processor),
+        *data_notes(outcome.table.summary),
+    )
+    return replace(outcome, notes=notes)
 
 
-def _joined_note(summary: MeasureSummary) -> tuple[str, ...]:
-    """What becomes of chats where no template writes them."""
+def _no_template_note(summary: MeasureSummary) -> tuple[str, ...]:
+    """How chats are written without a chat template."""
     if _CHATS.isdisjoint(name.partition(" ")[0] for name in summary.schemas):
         return ()
     return (
@@ -102,7 +104,7 @@ def _joined_note(summary: MeasureSummary) -> tuple[str, ...]:
 
 
 def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Request:
-    """What is asked of a measurement by a dataset's settings."""
+    """The request of a measurement, from the settings of a dataset."""
     _check_type(str(config.dataset_type))
     specs = open_sources(
         str(config.dataset_path),
@@ -113,7 +115,7 @@ def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Requ
         streaming=streaming,
         sources=config.sources or (),
     )
-    if config.part == "eval":  # every record of it once, however often its source is trained
+    if config.part == "eval":  # every record once, however often its source is trained on
         specs = [replace(spec, repeats=None, weight=None) for spec in specs]
     draws = any(spec.max_samples for spec in specs)
     model = resolve(config.model_name, cache_dir() / "models").absolute()
@@ -136,7 +138,7 @@ def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Requ
 
 
 def tokenized_request(request: Request) -> Request:
-    """The request with its day, and with the tokenizer that transformers would make."""
+    """The request with its template date, and with the tokenizer that transformers would build."""
     _check_sources(request)
     request = request.dated()
     require_processor_files(request.settings())
@@ -158,7 +160,7 @@ def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     measure.__name__ = measure.__qualname__ = "measure"
     measure.__annotations__ = {**function.__annotations__, "return": "CostTable"}
     measure.__signature__ = inspect.signature(function).replace(return_annotation="CostTable")  # type: ignore[attr-defined]
-    measure.__doc__ = "Measure a dataset for a model; unchanged inputs are not measured twice."
+    measure.__doc__ = "Measure a dataset for a model; a table of unchanged inputs is reused."
     return measure
 
 

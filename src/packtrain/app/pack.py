@@ -1,4 +1,4 @@
-"""The packing stage for users: a cost table and a config in, a pack plan out."""
+"""`pack`: a cost table and a packing config in, a pack plan out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
+from packtrain.packing.arrays import packer_source
 from packtrain.packing.pack_plan import PACKER_VERSION, PLAN, VERSION, PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import PackProgress, build_plan
-from packtrain.packing.user_packer import packer_source
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
 
-# The shape of a model with two billion parameters, for tables whose model is not at hand: only ratios matter.
+# Of a model with two billion parameters, for tables whose model is not available: only ratios matter.
 GENERIC_WORK = WorkModel(
     per_token=1.13e10, per_squared_token=4.6e5, per_supervised_token=1.9e9, per_patch=2.6e9, per_squared_patch=3.9e5
 )
@@ -30,16 +30,16 @@ GENERIC_WORK = WorkModel(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackOutcome:
-    """A plan, and whether it was there already."""
+    """A plan, and whether it was reused."""
 
     plan: PackPlan
     reused: bool
-    work_from: str  # where the coefficients of predicted work come from
-    notes: tuple[str, ...] = ()  # what training will say of the model
+    work_from: str  # the model whose shape predicts the work of packs
+    notes: tuple[str, ...] = ()  # of the model, which training repeats
 
 
 def pack(costs: CostTable | str | Path, config: PackingConfig, out: str | Path | None = None) -> PackPlan:
-    """Pack a measured dataset; with `out` into a folder, which is reused when nothing has changed."""
+    """Pack a measured dataset; a plan in folder `out` is reused if nothing has changed."""
     return pack_outcome(costs, config, out).plan
 
 
@@ -51,15 +51,15 @@ def pack_outcome(
     *,
     cache: Path | None = None,
 ) -> PackOutcome:
-    """Pack, and say whether anything had to be done. With `cache` plans are looked for and kept there."""
+    """Pack, or reuse a plan. With `cache` plans are looked up and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     load_plugins(table.plugins)
     work, work_from = work_of(table)
     mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
-    of = table.told.get("data", {}).get("dataset_path")
-    known = reusable_folder("plans", _name(table, config, work), cache or cache_dir(), dataset=of, mode=mode)
+    dataset = table.told.get("data", {}).get("dataset_path")
+    reusable = reusable_folder("plans", _name(table, config, work), cache or cache_dir(), dataset=dataset, mode=mode)
 
-    def packed(folder: Path | None, again: bool) -> PackOutcome:
+    def pack_into(folder: Path | None, again: bool) -> PackOutcome:
         if folder is not None and (folder / PLAN).exists():
             return PackOutcome(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
         if not again:
@@ -69,18 +69,18 @@ def pack_outcome(
 
     notes = _notes(table)
     if out is None:
-        return known.open(packed) if cache is not None else packed(None, again=True)
+        return reusable.open(pack_into) if cache is not None else pack_into(None, again=True)
     folder = Path(out)
     if folder.resolve() == Path.cwd() and not (folder / PLAN).exists():
         # It is replaced by the finished plan: a shell whose working directory it is would lose it.
         raise ConfigError("out", got=f"{folder}, the current folder", fix="choose a new folder below this one")
-    found = packed(folder, again=True)
-    known.remember(folder)
-    return found
+    outcome = pack_into(folder, again=True)
+    reusable.remember(folder)
+    return outcome
 
 
 def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
-    """Of a plan in the cache: one for each table and packing."""
+    """The fingerprint of a plan in the cache."""
     own = packer_source(config.packing_strategy)
     return digest(
         [config.describe(), plan_inputs(table), PACKER_VERSION, VERSION, asdict(work), *([own] if own else [])]
@@ -88,7 +88,7 @@ def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:
-    """None where the model that was measured for is not at hand."""
+    """Of the model; none where it is not available."""
     try:
         return packing_notes(read_settings(table.places.model))
     except PacktrainError:
@@ -96,7 +96,7 @@ def _notes(table: CostTable) -> tuple[str, ...]:
 
 
 def work_of(table: CostTable) -> tuple[WorkModel, str]:
-    """What predicts the work of a pack: the model that was measured for, or a generic shape."""
+    """What predicts the work of a pack: the shape of the measured model, or a generic one."""
     try:
         shape = read_shape(table.places.model)
     except PacktrainError as error:
@@ -105,7 +105,7 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
 
 
 def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
-    """The plan of that folder; a table of the same content may lie elsewhere than the one it was made from."""
+    """The plan in that folder; its cost table may have been moved."""
     plan = PackPlan.load(folder)
     wanted: dict[str, object] = {
         "config": config.describe(),
@@ -113,9 +113,9 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
         "packer_version": PACKER_VERSION,
         "packer_source": packer_source(config.packing_strategy),
     }
-    if work is not GENERIC_WORK:  # a model that has been deleted since does not change the packs
+    if work is not GENERIC_WORK:  # deleting the model does not change the packs
         wanted["work"] = asdict(work)
-    before = plan.summary.to_json()
+    before = asdict(plan.summary)
     changed = differences({name: before[name] for name in wanted}, wanted)
     if changed:
         raise ArtifactError(
@@ -124,4 +124,4 @@ def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkMod
             expected="a new folder: plans are never overwritten",
             fix="choose another folder, or delete this one",
         )
-    return plan.found_with(table)
+    return plan.at_table(table)

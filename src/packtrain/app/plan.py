@@ -1,4 +1,4 @@
-"""The planning stage for users: a cost table, a model and GPUs in, a study and its report out."""
+"""`plan`: a cost table, a model and GPUs in; a study, a recommended config and a report out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from packtrain.config.data_options import data_seed, section_defaults
+from packtrain.config.data_section import DataSection
 from packtrain.config.dataset_config import FILTERS, MEASURED_DEFAULTS
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
-from packtrain.config.sections import DataSection
 from packtrain.config.setup import (
     ATTENTION,
     compiles,
@@ -45,12 +45,11 @@ from packtrain.predicting.calibration import Fit, coefficients_for
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import ModelShape
-from packtrain.reports.samples import NUMBERS, SampleChunk
-from packtrain.reports.study_files import check_place, write_study
+from packtrain.reports.study_files import NUMBERS, SampleChunk, check_place, write_study
 
 _PACKING = {field.name for field in fields(PackingConfig)}
 _CHUNK = 1 << 18  # samples whose lines are written together
-# How a config of a run says what a study calls otherwise.
+# Keys of a run's config, and what a baseline calls them.
 _BASELINE = {
     "per_device_train_batch_size": "per_device_batch_size",
     "num_train_epochs": "epochs",
@@ -72,7 +71,7 @@ class Planned:
 
     study: Study
     files: Mapping[str, Path]
-    notes: tuple[str, ...]  # how names of other systems in the config were understood; what training will say
+    notes: tuple[str, ...]  # how keys of other systems were read; what training would note
 
 
 def plan(
@@ -91,10 +90,10 @@ def plan(
     overwrite: bool = False,
     progress: Callable[[StudyProgress], None] = lambda _: None,
 ) -> Planned:
-    """Sweep lengths and limits, choose what to train with on these GPUs, and write the report.
+    """Sweep lengths and limits, recommend a config for these GPUs, and write the report.
 
-    `limits` maps settings such as max_images_per_pack to the values to try beside no limit; `setup` and `baseline`
-    override what the config says about the packed run and about the padded one that it replaces.
+    `limits` maps settings such as max_images_per_pack to the values to try besides no limit; `setup` and `baseline`
+    override the config's settings of the packed run and of the padded run it is compared with.
     """
     measured = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     given = load_config(config) if isinstance(config, str | Path) else config or RunConfig()
@@ -133,7 +132,7 @@ def plan(
     )
     outcome = study_outcome(table, question, lengths=lengths, limits=_limit_sets(limits or {}), progress=progress)
     study = replace(outcome.study, recommendation=replace(outcome.study.recommendation, warning=warning))
-    files = write_study(study, _PlanSamples(table, outcome.plan), Path(out), overwrite=overwrite)
+    files = write_study(study, _PlanSamples(table, outcome.plan).chunks(), Path(out), overwrite=overwrite)
     notes = (
         *run.notes,
         *carried,
@@ -152,48 +151,46 @@ def plan(
 
 
 def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The user's config over what the dataset was measured with: a run of it trains the samples of this table."""
-    told, said, notes = table.told, absolute_paths(given).sections(), []
-    measured = told.get("data", {})
-    if (path := measured.get("dataset_path")) and said["data"].get("dataset_path", path) != path:
-        notes.append(f"the config's dataset_path is {said['data']['dataset_path']}; the costs are those of {path}")
-        said["data"]["dataset_path"] = path
+    """The user's config over the settings of the measurement, so that a run trains on the samples of this table."""
+    told, sections, notes = table.told, absolute_paths(given).sections(), []
+    measured, data = told.get("data", {}), sections["data"]
+    if (path := measured.get("dataset_path")) and data.get("dataset_path", path) != path:
+        notes.append(f"the config's dataset_path is {data['dataset_path']}; the costs are those of {path}")
+        data["dataset_path"] = path
     problems = [
-        f"data.{name}: {said['data'][name]!r}, measured with {measured.get(name, usual)!r}"
+        f"data.{name}: {data[name]!r}, measured with {measured.get(name, usual)!r}"
         for name, usual in MEASURED_DEFAULTS.items()
-        if measured
-        and name in said["data"]
-        and _plain(name, said["data"][name]) != _plain(name, measured.get(name, usual))
+        if measured and name in data and _plain(name, data[name]) != _plain(name, measured.get(name, usual))
     ]
     seed, own = table.told.get("training", {}).get("seed", 0), given.training.given("seed", "data_seed")
     if own and data_seed(given) != seed and any(measured.get(name) for name in ("eval_size", "max_samples")):
         problems.append(f"training.seed: {data_seed(given)}, records were drawn with {seed}")
-    if said["data"].get("online"):
-        problems.append("data.online: true, for streams that are not measured first")
+    if data.get("online"):
+        problems.append("data.online: true, which is for streams that are not measured")
     if problems:
         raise ConfigError(
             "--config",
             problems=problems,
             expected="the settings that the costs were measured with",
-            fix="measure again with these, or leave them out",
+            fix="measure again with these settings, or remove them",
         )
     limits = {**measured.get("processor_config", {}), **(given.data.processor_config or {})}
-    merged = {name: {**told.get(name, {}), **said[name]} for name in said}
+    merged = {name: {**told.get(name, {}), **sections[name]} for name in sections}
     merged["data"] |= {"processor_config": limits} if limits else {}
-    found = RunConfig.of(merged, "--config")
-    config, meanings = section_defaults(replace(found, notes=given.notes, written_as=given.written_as))
+    run = RunConfig.of(merged, "--config")
+    config, meanings = section_defaults(replace(run, notes=given.notes, written_as=given.written_as))
     return config, (*notes, *meanings)
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As it is compared: a section that only says that it is off is false; functions, wherever their files lie."""
+    """A value to compare: false for a section that is disabled; functions without the folder of their file."""
     if name == "formatting_func" and value is not None:
         return without_folder(value)
     return bool(value["enabled"]) if isinstance(value, Mapping) and "enabled" in value else value
 
 
 def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
-    """What is recommended with changes: all that was said to `measure` and in the config, secrets aside."""
+    """The config to recommend with changes: the settings of `measure` and of the config, without secrets."""
     sections = without_secrets({name: values for name, values in run.sections().items() if values})
     if seed is not None:
         sections["training"] = {**sections.get("training", {}), "seed": seed}
@@ -201,27 +198,29 @@ def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
 
 
 def _secrets_note(run: RunConfig) -> tuple[str, ...]:
-    """Nothing here keeps secrets, so that a recommended config is not whole without them."""
+    """Secrets are not stored, so a recommended config is incomplete without them."""
     urls = [f"data.{name}" for name, value in run.data.given("dataset_path", "eval_path").items() if has_secrets(value)]
     named = [*(f"training.{name}" for name in secrets_of(run.training.given())), *urls]
-    return (f"not written into the config, give it to packtrain train: {', '.join(named)}",) if named else ()
+    return (
+        (f"secrets are not written into the config, pass them to packtrain train: {', '.join(named)}",) if named else ()
+    )
 
 
 def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
-    """The table without what filters of the config leave out, where it was measured without them."""
+    """The table under the config's filters, where it was measured without them."""
     measured = table.told.get("data", {})
     given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
     if not given:
         return table, ()
-    found = table.filtered(**given)
-    said = ", ".join(f"{name} {value}" for name, value in given.items())
-    return found, (f"{len(table) - len(found):,} of {len(table):,} samples are left out by the config's {said}",)
+    filtered = table.filtered(**given)
+    filters = ", ".join(f"{name} {value}" for name, value in given.items())
+    return filtered, (f"the config's {filters} leaves out {len(table) - len(filtered):,} of {len(table):,} samples",)
 
 
 def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
-    """The model's name, folder and shape; the one that was measured for, where none is given."""
+    """Name, folder and shape of the model; by default the measured one."""
     name = given or known_as(table.places.model)
-    if given and (there := Path(given).expanduser()).is_dir():  # what is recommended is trained from anywhere
+    if given and (there := Path(given).expanduser()).is_dir():  # the recommended config may be used in another folder
         name = str(there.absolute())
     if not name:
         raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
@@ -240,31 +239,30 @@ def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
 
 
 def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
-    """The costs under the config's own media limits, where the dataset was measured under others."""
+    """The table under the config's media limits, where it was measured under others."""
     measured = {**table.summary.limits.given(), **table.limits.given()}
     wanted = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
     changed = {name: value for name, value in wanted.items() if measured.get(name) != value}
     if not changed:
         return table, ()
-    said = ", ".join(f"{name} {value}" for name, value in changed.items())
-    return table.with_limits(**changed), (  # type: ignore[arg-type]  # numbers of each kind were checked
-        f"costs are computed again for the config's {said}",
-    )
+    limits = ", ".join(f"{name} {value}" for name, value in changed.items())
+    limited = table.with_limits(**changed)  # type: ignore[arg-type]  # numbers of each kind were checked
+    return limited, (f"costs are computed again for the config's {limits}",)
 
 
 def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShape) -> tuple[RunConfig, str]:
-    """The config for a model of another family than was measured, without limits that it has not, and a warning."""
+    """The config without limits that the model's family does not have, and a warning if another family was measured."""
     measured = table.summary.model_type or shape.model_type
     if measured == shape.model_type:
         return run, ""
     gone = unknown_limits(run, read_settings(folder))
     warning = (
-        f"The costs were measured for {measured}, the model is {shape.model_type}: its token counts differ, and with "
-        "them lengths, limits, time and memory. Measure with this model before training it."
+        f"The costs were measured for {measured}, the model is {shape.model_type}: its token counts differ, and so do "
+        "lengths, limits, time and memory. Measure with this model before training it."
     )
     if gone:
-        said = ", ".join(f"{name} {value}" for name, value in gone.items())
-        warning += f" Left out of processor_config, since {shape.model_type} has no such limit: {said}."
+        limits = ", ".join(f"{name} {value}" for name, value in gone.items())
+        warning += f" Removed from processor_config, since {shape.model_type} has no such limit: {limits}."
     return without_limits(run, gone), warning
 
 
@@ -274,11 +272,11 @@ def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
 
 
 def _cut_note(plan: PackPlan) -> tuple[str, ...]:
-    """What an epoch of the recommended packs cuts off, as `pack` and `train` count it."""
+    """What the recommended packs cut off in an epoch."""
     counts = plan.summary.epochs[0]
     if not counts.cut_rows:
         return ()
-    lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are trained nowhere"
+    lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are not trained on"
     bare = f"; {counts.unlabelled:,} pieces have no label and are left out" if counts.unlabelled else ""
     return (f"{counts.cut_rows:,} samples are cut, {lost}{bare}",)
 
@@ -286,7 +284,7 @@ def _cut_note(plan: PackPlan) -> tuple[str, ...]:
 def _baseline(
     run: RunConfig, table: CostTable, gpus: int, *, configured: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the config says about the padded run that is compared with, and how that was understood."""
+    """The settings of the padded run to compare with, and notes on how they were read."""
     found = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
     found["compiled"] = compiles(run, packing=False)
     found["today"] = configured and not run.packs
@@ -295,12 +293,12 @@ def _baseline(
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = found.get(name)
-        if isinstance(value, float) and value < 1:  # a share of all steps, as the trainer allows
+        if isinstance(value, float) and value < 1:  # a share of all steps
             found.pop(name)
             if name == "warmup_steps":
                 found["warmup_ratio"] = value
             else:
-                shares.append(f"{name} {value:g} is a share of all steps: it may stay, the study proposes whole steps")
+                shares.append(f"{name} {value:g} is a share of all steps; the study recommends whole steps")
         elif isinstance(value, float):
             found[name] = round(value)
     if isinstance(found.get("epochs"), float):
@@ -312,7 +310,7 @@ def _baseline(
 def _in_samples(
     found: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The samples of a step as `train` has them, where the config says its size; packs hold about so many."""
+    """The samples of a step, as in `train`, where the config has a step size."""
     counts_packs = in_packs(run)
     if not counts_packs and said_samples(run, gpus) is None:
         return found, ()
@@ -324,15 +322,15 @@ def _in_samples(
     if run.data.packing_length is None:
         return found, ()
     packs = size.packs_for(1.0, gpus)
-    samples = max(1, round(packs * _held(run.data, table)))
+    samples = max(1, round(packs * _samples_per_pack(run.data, table)))
     note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
     return {**found, "effective_batch_size": samples}, (note,)
 
 
-def _held(given: DataSection, table: CostTable) -> float:
-    """About how many samples a pack of this config has."""
+def _samples_per_pack(given: DataSection, table: CostTable) -> float:
+    """The approximate number of samples in a pack of this config."""
     fits = np.ones(len(table), bool)
-    if given.overlong in (None, "drop"):  # what is left out is in no pack, and would make the mean longer
+    if given.overlong in (None, "drop"):  # dropped samples must not count in the mean
         fits = np.minimum(table.column("tokens"), given.cutoff_len or 2**62) <= given.packing_length
     if not fits.any():
         return 1.0
@@ -343,7 +341,7 @@ def _held(given: DataSection, table: CostTable) -> float:
 
 
 def _packing(run: RunConfig) -> dict[str, Any]:
-    """What the config has already decided about packing."""
+    """The packing settings of the config."""
     return {name: value for name, value in run.data.given().items() if name in _PACKING}
 
 
@@ -356,7 +354,7 @@ def _known(where: str, given: Mapping[str, Any], cls: Any) -> dict[str, Any]:
 
 
 def _limit_sets(limits: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Every combination of the values to try, no limit included."""
+    """Every combination of the values to try, including no limit."""
     for name in limits:
         if name not in LIMITS or name == "packing_length":
             known = [setting for setting in LIMITS if setting != "packing_length"]
@@ -367,7 +365,7 @@ def _limit_sets(limits: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
 
 
 class _PlanSamples:
-    """The rows of a table with the pack that each is in, chunk by chunk."""
+    """The samples of a table with their packs, in chunks."""
 
     def __init__(self, table: CostTable, plan: PackPlan) -> None:
         self._table, self._plan = table, plan

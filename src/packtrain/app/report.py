@@ -9,7 +9,7 @@ from typing import Any
 
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import write_run_report
-from packtrain.runs.read import read_run
+from packtrain.runs.training_run import read_run
 
 __all__ = ["Reported", "report"]
 

@@ -1,4 +1,4 @@
-"""Packing verification for users: a model's name, a backend and perhaps their data in, a verdict out."""
+"""`verify`: a model's name, an attention backend and optionally data in; a report of the packing check out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.from_transformers import finished_tokenizer, model_contract
 from packtrain.families.contracts import contract_for
-from packtrain.families.encoder import LossOn
+from packtrain.families.layout import LossOn
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import EncodedSample
     from packtrain.families.family import BatchContract
     from packtrain.records.source import SourceSpec
-    from packtrain.verifying.check_result import Priced, Verdict
+    from packtrain.verifying.check_result import CheckReport, PricedSample
 
 
 # How much wider than tiny: heads of 16 become heads of 64 or 128, a width of 64 becomes 256 or 512.
@@ -41,7 +41,7 @@ _WIDTHS = frozenset(
 _SPREAD = "initializer_range"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 DEVICES = ("cpu", "cuda")
-_MULTIPLE = 64  # rows are filled up to it, so that padding is checked as well
+_MULTIPLE = 64  # tokens of a row: padding is checked as well
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +67,9 @@ def verify(
     allow_outside_root: bool = False,
     plugins: Sequence[str] = (),
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
-) -> Verdict:
-    """Prove that a model on a backend gives packed samples what it gives each of them alone."""
+    progress: Callable[[str], None] = lambda _: None,
+) -> CheckReport:
+    """Check that a model on an attention backend gives packed samples the same results as each of them alone."""
     load_plugins(plugins)
     _check(model, shape, samples)
     place = _place(device, dtype)
@@ -78,67 +78,80 @@ def verify(
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
     from packtrain.verifying.verification import long_rows, unreached, verify_model
 
-    request = _request(model, shape, data, media_root, dataset_format, loss_on, allow_outside_root, seed)
-    request = replace(request, plugins=plugins_for(plugins, request.settings().model_type))
+    folder = shaped_folder(resolve(model, cache_dir() / "models").absolute(), shape)
+    request = Request(
+        specs=_sources(data, media_root, dataset_format) if data is not None else (),
+        model=str(folder),
+        loss_on=loss_on,
+        allow_outside_root=allow_outside_root,
+        seed=seed,
+    ).dated()
+    settings = request.settings()
+    model_contract(settings)  # refused before anything is loaded
+    request = replace(
+        request,
+        tokenizer=finished_tokenizer(settings, cache_dir() / "tokenizers"),
+        plugins=plugins_for(plugins, settings.model_type),
+    )
     encoder = SampleEncoder(request)
-    say("model")
+    progress("loading the model")
     loaded = _load(model, request.model, place, seed)
-    contract = contract_for(loaded.config.to_dict())  # transformers may read more out of a config than stands in it
-    say("samples")
-    made, longest = _samples(request, encoder, loaded.config, contract, samples, seed)
-    proved = [one.sample for one in made]
+    contract = contract_for(loaded.config.to_dict())  # with the defaults that transformers adds
+    progress("encoding samples")
+    priced, longest = _samples(request, encoder, loaded.config, contract, samples, seed)
+    packed = [one.sample for one in priced]
     chosen = choose_backend(loaded, contract) if attn_implementation == "auto" else attn_implementation
     options: dict[str, Any] = {
         "pad_id": encoder.pad_id,
         "dtype": place.dtype,
         "boundaries": chosen.startswith(("varlen", "flash")),
     }
-    verdict = verify_model(
+    report = verify_model(
         loaded,
-        proved,
+        packed,
         contract,
         PackCollator(contract, pad_to_multiple=_MULTIPLE, **options),
         attn_implementation=chosen,
         backward=not (chosen == "flex" and place.device.type == "cpu"),
-        costs=[one.cost for one in made],
+        costs=[one.cost for one in priced],
         patch_size=_patch_size(loaded),
         rows=long_rows(
-            proved, longest, contract, lambda constant: PackCollator(contract, constant=constant, **options)
+            packed, longest, contract, lambda constant: PackCollator(contract, constant=constant, **options)
         ),
         loss=_training_loss(loaded, place),
         name=model,
-        say=say,
+        progress=progress,
     )
-    notes = [unreached(loaded.config, max(map(len, [*proved, longest])))]
-    if verdict.attn_implementation == VARLEN_LOOP:
+    notes = [unreached(loaded.config, max(map(len, [*packed, longest])))]
+    if report.attn_implementation == VARLEN_LOOP:
         notes.append(
-            "torch's varlen kernel: it needs a GPU, bf16 or fp16 and a head dimension divisible by 8; a loop "
+            "torch's varlen kernel, which needs a GPU, bf16 or fp16 and a head dimension divisible by 8; a loop "
             "replaced it"
         )
-    return replace(verdict, left_out=(*verdict.left_out, *filter(None, notes)))
+    return replace(report, left_out=(*report.left_out, *filter(None, notes)))
 
 
 def _samples(
     request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
-) -> tuple[list[Priced], EncodedSample]:
-    """What is packed, and the longest sample: of the user's data, or synthetic."""
+) -> tuple[list[PricedSample], EncodedSample]:
+    """The samples to pack, and the longest one: from the user's data, or synthetic."""
     from packtrain.verifying.synthetic import synthetic_samples, synthetic_text
     from packtrain.verifying.verification import long_enough
 
     if request.specs:
         from packtrain.verifying.user_data import (
-            user_samples,  # only now: reading data needs more packages than verifying
+            user_samples,  # reading data needs more packages than verifying
         )
 
-        made, longest = user_samples(request, encoder, count, contract.longest_row)
-        return made, longest if longest is not None else max((one.sample for one in made), key=len)
+        priced, longest = user_samples(request, encoder, count, contract.longest_row)
+        return priced, longest if longest is not None else max((one.sample for one in priced), key=len)
     chat = request.settings().chat_template is not None
     longest = synthetic_text(encoder, long_enough(config, contract), chat=chat, seed=seed)
     return synthetic_samples(request, encoder, seed), longest
 
 
 def _training_loss(model: Any, place: _Place) -> Any:
-    """As `train` computes it by default; from logits where chunks cannot express them."""
+    """The default loss of `train`; from logits where the model cannot take it in chunks."""
     from packtrain.training.loss import FromLogits, loss_on, losses_of
     from packtrain.training.step_settings import StepSettings
 
@@ -180,29 +193,6 @@ def _place(device: str | None, dtype: str | None) -> _Place:
     return _Place(device=used, dtype=getattr(torch, DTYPES[dtype or ("bf16" if used.type == "cuda" else "fp32")]))
 
 
-def _request(
-    model: str,
-    shape: str,
-    data: str | Path | None,
-    media_root: str | Path | None,
-    dataset_format: str | None,
-    loss_on: LossOn | None,
-    allow_outside_root: bool,
-    seed: int,
-) -> Request:
-    folder = resolve(model, cache_dir() / "models").absolute()
-    request = Request(
-        specs=_sources(data, media_root, dataset_format) if data is not None else (),
-        model=str(shaped_folder(folder, shape)),
-        loss_on=loss_on,
-        allow_outside_root=allow_outside_root,
-        seed=seed,
-    )
-    request = request.dated()
-    model_contract(request.settings())  # what is refused is refused before anything is loaded
-    return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
-
-
 def _sources(data: str | Path, media_root: str | Path | None, dataset_format: str | None) -> tuple[SourceSpec, ...]:
     from packtrain.records.open import open_sources
 
@@ -216,7 +206,7 @@ def _load(name: str, folder: str, place: _Place, seed: int) -> Any:
     if not name.startswith(PREFIX):
         return load_model(name, cache_dir=cache_dir() / "models", dtype=place.dtype).to(place.device)
     model = build_model(folder, seed).to(place.device)
-    for weight in model.parameters():  # as loading does it: rotary frequencies stay fp32
+    for weight in model.parameters():  # as in loading: rotary frequencies stay fp32
         weight.data = weight.data.to(place.dtype)
     return model
 

@@ -1,1 +1,1 @@
-"""The benchmarks behind `packtrain bench`: ratios between alternatives measured in one run."""
+"""The benchmarks of `packtrain bench`: each compares alternatives within one run."""

@@ -21,11 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.app.datasets import MultiModalDataset
+from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted
+from packtrain.measuring.measure_summary import count_copies, table_statistics
 from packtrain.measuring.request import measure_inputs
-from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import COSTS, MEDIA, CostTable, write_summary
 from packtrain.records.synthetic import JsonRecord, picture_chats, picture_names, write_dataset, write_lines
 
@@ -41,7 +42,7 @@ def write_pictures(root: Path) -> None:
 
 
 def write_shards(folder: Path, records: list[JsonRecord], root: Path) -> Path:
-    """The same records in the same order in compressed archives, each with its picture beside it."""
+    """The same records in the same order in compressed archives, each with its picture."""
     folder.mkdir()
     for shard, numbers in enumerate(np.array_split(np.arange(len(records)), SHARDS)):
         buffer = io.BytesIO()
@@ -66,16 +67,28 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LongSize:
+    """How large a dataset of many rows is."""
+
+    rows: int = column("rows")
+    packs: int = column("packs")
+    fill: float = column("fill", "{:.4f}")
+    capacity: int  # tokens of a pack
+    prepare_seconds: float = column(
+        "from costs to packs, s", "{:.1f}"
+    )  # from the cost table to the plan and the rows for delivery
+    data_bytes: int = column("data MB", lambda row: f"{row.data_bytes / 1e6:,.0f}")
+    made_bytes: int = column(
+        "costs, plan and rows, MB", lambda row: f"{row.made_bytes / 1e6:,.0f}"
+    )  # cost table, plan and rows for delivery
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LongData:
     """A dataset of many rows, measured and packed."""
 
     config: DatasetConfig
-    rows: int
-    packs: int
-    fill: float
-    prepare_seconds: float  # from the cost table to the plan and the rows for delivery
-    data_bytes: int
-    made_bytes: int  # cost table, plan and rows for delivery
+    size: LongSize
 
 
 def write_long(root: Path, rows: int, config: DatasetConfig) -> LongData:
@@ -91,15 +104,16 @@ def write_long(root: Path, rows: int, config: DatasetConfig) -> LongData:
     dataset.build()
     seconds = time.perf_counter() - begun
     epoch = dataset.plan.summary.epochs[0]
-    return LongData(
-        config=config,
+    size = LongSize(
         rows=len(CostTable.load(table.folder)),
         packs=epoch.packs,
         fill=epoch.fill,
+        capacity=dataset.plan.config.packing_length,
         prepare_seconds=seconds,
         data_bytes=path.stat().st_size,
         made_bytes=sum(file.stat().st_size for file in _made_files(dataset)),
     )
+    return LongData(config=config, size=size)
 
 
 def _table_of(config: DatasetConfig) -> CostTable:
@@ -110,7 +124,7 @@ def _table_of(config: DatasetConfig) -> CostTable:
 
 
 def _made_files(dataset: MultiModalDataset) -> list[Path]:
-    """The files that a dataset is delivered from, beside its data."""
+    """The files that a dataset is delivered from, apart from its data."""
     table, plan = Path(dataset.plan.summary.cost_table), dataset.plan.folder
     assert plan is not None, "plans of datasets are in folders"
     row_files = (Path(str(dataset.config.cache_dir)) / "rows").glob("rows-*.arrow")

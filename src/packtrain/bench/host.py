@@ -1,4 +1,4 @@
-"""What benchmarks measure with: the clock, new processes, the memory of processes, and facts about the host."""
+"""Tools of the benchmarks: the clock, new processes, the memory of processes, and facts about the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 # ---- the clock
 
 
-def timed(work: Callable[[], T], *, rounds: int = 9, seconds: float = 1.0) -> tuple[T, float]:
+def timed(work: Callable[[], T], *, rounds: float = 9, seconds: float = 1.0) -> tuple[T, float]:
     """What the work returns, and its seconds: the median of some rounds, fewer once `seconds` are spent.
 
     A round counts as the smaller of elapsed and processor time: the one is too long where other programs hold the core,
@@ -35,15 +35,6 @@ def timed(work: Callable[[], T], *, rounds: int = 9, seconds: float = 1.0) -> tu
         result = work()
         times.append(min(time.perf_counter() - wall, time.process_time() - cpu))
     return result, median(times)
-
-
-def seconds_per_pass(work: Callable[[], Any], *, at_least: float) -> float:
-    """Mean elapsed seconds of one pass; repeated until it has taken long enough to be measured."""
-    begun, passes = time.perf_counter(), 0
-    while passes == 0 or time.perf_counter() - begun < at_least:
-        work()
-        passes += 1
-    return (time.perf_counter() - begun) / passes
 
 
 # ---- processes and their memory

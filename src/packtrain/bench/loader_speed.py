@@ -15,6 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
+from packtrain.bench.tables import column
 from packtrain.config.dataset_config import DatasetConfig
 
 ROUNDS = 3
@@ -29,6 +30,7 @@ class SpeedTask:
     lines: DatasetConfig  # for map-style access and the plain loader
     shards: DatasetConfig  # for streaming: compressed archives
     folder: str  # of the model
+    capacity: int  # tokens of a pack
     workers: tuple[int, ...]
 
 
@@ -44,10 +46,39 @@ class Delivered:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeedLine:
+    """One way with one number of workers: medians over the rounds, and its speed over that of the plain loader."""
+
+    way: str = column("", "{}")
+    workers: int = column("workers", "{}")
+    batches: int = column("batches")
+    padding: float = column("padding", "{:.1%}")
+    samples_per_second: float = column("samples /s", "{:,.1f}")
+    images_per_second: float = column("images /s", "{:,.1f}")
+    batches_per_second: float = column("batches /s", "{:,.2f}")
+    tokens_per_second: float
+    ratio: float = column("x plain", "{:.2f}")
+    ratio_lowest: float = column("range", lambda row: f"{row.ratio_lowest:.2f}-{row.ratio_highest:.2f}")
+    ratio_highest: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """The same samples, delivered every way."""
+
+    capacity: int  # tokens of a pack
+    samples: int
+    images: int
+    tokens: int
+    rounds: int
+    lines: tuple[SpeedLine, ...]
+
+
 Count = Callable[[Any], tuple[int, int, int, int]]  # samples, images, tokens, places of a batch
 
 
-def speed(task: SpeedTask) -> dict[str, Any]:
+def speed(task: SpeedTask) -> Speed:
     """Every way with every number of workers, one after the other, several rounds, after one that is not counted.
 
     Workers stay from round to round, so that what is measured is delivery and not the start of processes.
@@ -59,13 +90,14 @@ def speed(task: SpeedTask) -> dict[str, Any]:
     for delivered in (one for each in rounds for one in each.values()):
         same = (delivered.samples, delivered.images, delivered.tokens) == (first.samples, first.images, first.tokens)
         assert same, "all variants deliver the same samples"
-    return {
-        "samples": first.samples,
-        "images": first.images,
-        "tokens": first.tokens,
-        "rounds": ROUNDS,
-        "lines": [_line(way, workers, rounds[1:]) for workers in task.workers for way in WAYS],
-    }
+    return Speed(
+        capacity=task.capacity,
+        samples=first.samples,
+        images=first.images,
+        tokens=first.tokens,
+        rounds=ROUNDS,
+        lines=tuple(_line(way, workers, rounds[1:]) for workers in task.workers for way in WAYS),
+    )
 
 
 def epochs_needed() -> int:
@@ -106,23 +138,23 @@ def _epoch(loader: Iterable[Any], count: Count) -> Delivered:
     return Delivered(batches=len(counts), samples=samples, images=images, tokens=tokens, places=places, seconds=seconds)
 
 
-def _line(way: str, workers: int, rounds: Sequence[dict[tuple[str, int], Delivered]]) -> dict[str, Any]:
+def _line(way: str, workers: int, rounds: Sequence[dict[tuple[str, int], Delivered]]) -> SpeedLine:
     mine = [each[way, workers] for each in rounds]
     # Each round beside the plain loader of the same round: both had the same neighbours on the machine.
     ratios = [each[PLAIN, workers].seconds / each[way, workers].seconds for each in rounds]
-    return {
-        "way": way,
-        "workers": workers,
-        "batches": mine[0].batches,
-        "samples_per_second": median(one.samples / one.seconds for one in mine),
-        "images_per_second": median(one.images / one.seconds for one in mine),
-        "batches_per_second": median(one.batches / one.seconds for one in mine),
-        "tokens_per_second": median(one.tokens / one.seconds for one in mine),
-        "padding": 1 - mine[0].tokens / mine[0].places,
-        "ratio": median(ratios),
-        "ratio_lowest": min(ratios),
-        "ratio_highest": max(ratios),
-    }
+    return SpeedLine(
+        way=way,
+        workers=workers,
+        batches=mine[0].batches,
+        samples_per_second=median(one.samples / one.seconds for one in mine),
+        images_per_second=median(one.images / one.seconds for one in mine),
+        batches_per_second=median(one.batches / one.seconds for one in mine),
+        tokens_per_second=median(one.tokens / one.seconds for one in mine),
+        padding=1 - mine[0].tokens / mine[0].places,
+        ratio=median(ratios),
+        ratio_lowest=min(ratios),
+        ratio_highest=max(ratios),
+    )
 
 
 # ---- the yardstick: a plain DataLoader whose collate function calls the HF processor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import multiprocessing
 import os
 import subprocess
@@ -10,12 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from packtrain.bench.data import PICTURES, write_pictures
-from packtrain.bench.host import seconds_per_pass, tree_memory
+from packtrain.bench.host import timed, tree_memory
+from packtrain.bench.tables import column
 from packtrain.core.cache_root import cache_dir
 from packtrain.delivery.encode.processor import RealProcessor, load_reference
 from packtrain.families.model_folder import resolve
@@ -34,19 +36,62 @@ TEXT_SIZES = (1, 10, 30, 100, 1000)  # words of an answer
 ROUNDS = 7
 
 
-def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model: str) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Race:
+    """Against the HF processor: both sides in the same processes on the same records."""
+
+    records: int = column("records")
+    processes: int
+    tokens_mean: float = column("mean tokens", "{:,.0f}")
+    ours_per_second: float = column("ours /s", "{:,.0f}")
+    processor_per_second: float = column("processor /s", "{:,.1f}")
+    ratio: float = column("ratio", "{:,.1f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """Against the tokenizer and reading headers alone, on the same texts and images."""
+
+    answer_words: int = column("words of the answer")
+    tokens_mean: float = column("mean tokens", "{:,.0f}")
+    ours_microseconds: float = column("ours us", "{:,.0f}")
+    floor_microseconds: float = column("floor us", "{:,.0f}")
+    ratio: float = column("ratio", "{:.2f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The most memory of all processes of the real command."""
+
+    records: int = column("records")
+    peak_mib: float = column("peak MiB", "{:,.0f}")
+    seconds: float = column("seconds", "{:,.1f}")
+    records_per_second: float = column("records /s", "{:,.0f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureResult:
+    """All comparisons of `packtrain bench measure`."""
+
+    model: str
+    processor: Race
+    floor: tuple[Floor, ...]
+    memory: tuple[Peak, ...]
+
+
+def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model: str) -> MeasureResult:
     """All three comparisons; numbers are medians over interleaved rounds."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     folder = str(resolve(model, cache_dir() / "models").absolute())
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         write_pictures(root)
-        return {
-            "model": model,
-            "processor": _against_processor(root, folder, records, workers),
-            "floor": [_against_floor(root, folder, words) for words in TEXT_SIZES],
-            "memory": [_memory(root, folder, size, workers) for size in memory_sizes],
-        }
+        return MeasureResult(
+            model=model,
+            processor=_against_processor(root, folder, records, workers),
+            floor=tuple(_against_floor(root, folder, words) for words in TEXT_SIZES),
+            memory=tuple(_memory(root, folder, size, workers) for size in memory_sizes),
+        )
 
 
 def _write(path: Path, records: int, words: Callable[[int], int]) -> Path:
@@ -60,8 +105,8 @@ def _request(data: Path, folder: str) -> Request:
 # ---- against the HF processor
 
 
-def _against_processor(root: Path, folder: str, records: int, workers: int) -> dict[str, Any]:
-    """Both sides in the same processes on the same records, one after the other, several rounds."""
+def _against_processor(root: Path, folder: str, records: int, workers: int) -> Race:
+    """One side after the other, several rounds."""
     shares = [
         _write(root / f"share-{worker}.jsonl", records // workers, lambda n: 1 + (n * 7) % 75)
         for worker in range(workers)
@@ -69,20 +114,20 @@ def _against_processor(root: Path, folder: str, records: int, workers: int) -> d
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
         races = list(pool.map(_race, [str(share) for share in shares], [folder] * workers))
-    ours = sum(median(race["ours"]) for race in races)
-    theirs = sum(median(race["processor"]) for race in races)
-    return {
-        "records": records,
-        "processes": workers,
-        "tokens_mean": sum(race["tokens"] for race in races) / workers,
-        "ours_per_second": ours,
-        "processor_per_second": theirs,
-        "ratio": ours / theirs,
-    }
+    ours = sum(median(rates) for rates, _, _ in races)
+    theirs = sum(median(rates) for _, rates, _ in races)
+    return Race(
+        records=records,
+        processes=workers,
+        tokens_mean=sum(tokens for _, _, tokens in races) / workers,
+        ours_per_second=ours,
+        processor_per_second=theirs,
+        ratio=ours / theirs,
+    )
 
 
-def _race(share: str, folder: str) -> dict[str, Any]:
-    """One process: records per second of both sides, round by round."""
+def _race(share: str, folder: str) -> tuple[list[float], list[float], float]:
+    """One process: records per second of both sides, round by round, and their mean tokens."""
     import torch
 
     torch.set_num_threads(1)
@@ -92,12 +137,12 @@ def _race(share: str, folder: str) -> dict[str, Any]:
     if isinstance(real, str):
         raise RuntimeError(real)
     lengths = _measure(request, measurer)
-    rates: dict[str, list[float]] = {"ours": [], "processor": []}
-    count = len(lengths)
+    ours: list[float] = []
+    theirs: list[float] = []
     for _ in range(3):
-        rates["ours"].append(count / seconds_per_pass(lambda: _measure(request, measurer), at_least=0.5))
-        rates["processor"].append(count / seconds_per_pass(lambda: _process(request, measurer, real), at_least=0.0))
-    return {**rates, "tokens": sum(lengths) / len(lengths)}
+        ours.append(len(lengths) / _seconds(lambda: _measure(request, measurer), at_least=0.5))
+        theirs.append(len(lengths) / _seconds(lambda: _process(request, measurer, real), at_least=0.0))
+    return ours, theirs, sum(lengths) / len(lengths)
 
 
 def _measure(request: Request, measurer: Measurer) -> list[int]:
@@ -114,11 +159,15 @@ def _process(request: Request, measurer: Measurer, real: RealProcessor) -> None:
             real.outputs(measurer.record(entry, unit.source), measurer.store(unit.source))
 
 
+def _seconds(work: Callable[[], object], *, at_least: float) -> float:
+    """Of one pass; what is short is repeated, to be measured."""
+    return timed(work, rounds=math.inf, seconds=at_least)[1]
+
+
 # ---- against what cannot be avoided
 
 
-def _against_floor(root: Path, folder: str, words: int) -> dict[str, Any]:
-    """Our time over that of the tokenizer and of reading headers alone, on the same texts and images."""
+def _against_floor(root: Path, folder: str, words: int) -> Floor:
     records = max(64, 20_000 // (words + 20))
     request = _request(_write(root / "floor.jsonl", records, lambda _: words), folder)
     rule = FamilyRule(request)
@@ -140,30 +189,29 @@ def _against_floor(root: Path, folder: str, words: int) -> dict[str, Any]:
 
     ratios, ours, floor = [], [], []
     for _ in range(ROUNDS):
-        ours.append(seconds_per_pass(lambda: _measure(request, measurer), at_least=0.15) / records)
-        unavoidable = seconds_per_pass(tokenize, at_least=0.15) + seconds_per_pass(read_headers, at_least=0.1)
+        ours.append(_seconds(lambda: _measure(request, measurer), at_least=0.15) / records)
+        unavoidable = _seconds(tokenize, at_least=0.15) + _seconds(read_headers, at_least=0.1)
         floor.append(unavoidable / records)
         ratios.append(ours[-1] / floor[-1])
-    return {
-        "answer_words": words,
-        "tokens_mean": sum(_measure(request, measurer)) / records,
-        "ours_microseconds": median(ours) * 1e6,
-        "floor_microseconds": median(floor) * 1e6,
-        "ratio": median(ratios),
-    }
+    return Floor(
+        answer_words=words,
+        tokens_mean=sum(_measure(request, measurer)) / records,
+        ours_microseconds=median(ours) * 1e6,
+        floor_microseconds=median(floor) * 1e6,
+        ratio=median(ratios),
+    )
 
 
 # ---- memory
 
 
-def _memory(root: Path, folder: str, size: int, workers: int) -> dict[str, Any]:
-    """The peak of all processes of the real command."""
+def _memory(root: Path, folder: str, size: int, workers: int) -> Peak:
     data = _write(root / "memory.jsonl", size, lambda _: 8)
     command = [sys.executable, "-m", "packtrain.cli", "measure", str(data), "--model", folder, "--check", "0"]
     started = time.perf_counter()
     peak = peak_of([*command, "--out", str(root / f"out-{size}"), "--workers", str(workers), "--json"])
     seconds = time.perf_counter() - started
-    return {"records": size, "peak_mib": peak / 2**20, "seconds": seconds, "records_per_second": size / seconds}
+    return Peak(records=size, peak_mib=peak / 2**20, seconds=seconds, records_per_second=size / seconds)
 
 
 def peak_of(command: list[str]) -> int:

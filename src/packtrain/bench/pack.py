@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,14 @@ import pyarrow as pa
 from packtrain.bench.host import timed
 from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture, read_lengths
 from packtrain.bench.other_packers import NOT_RUN, OTHERS, OtherPacker
-from packtrain.bench.scaling import scaling
+from packtrain.bench.scaling import Growth, What, scaling
+from packtrain.bench.tables import column
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
 from packtrain.families.registry import known_config
-from packtrain.packing.arrays import STRATEGIES, Effort, Packing, lower_bound, pack_arrays
+from packtrain.packing.arrays import STRATEGIES, Effort, Packing, pack_arrays
 from packtrain.packing.greedy import first_fit
+from packtrain.packing.multi_resource import lower_bound
 from packtrain.packing.multi_resource_kernels import best_fit_by_sum
 from packtrain.packing.pack_plan import (
     ENTRY_SCHEMA,
@@ -33,7 +34,7 @@ from packtrain.packing.pack_plan import (
 )
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
-from packtrain.packing.schedule import balance_table
+from packtrain.packing.schedule import BalanceLine, balance_table
 from packtrain.packing.windows import LARGEST_WINDOW, pack_windows
 from packtrain.predicting.flops import WorkModel, work_model
 from packtrain.predicting.shapes import shape_from_config
@@ -50,6 +51,112 @@ _WARM = 2_000  # samples packed before the clock starts, so that nothing is comp
 _QUADRATIC = 20_000  # samples for what is quadratic
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneResource:
+    """Packs of one strategy, the bound, and the time of the whole call."""
+
+    strategy: str = column("strategy", "{}")
+    capacity: int = column("capacity")
+    samples: int = column("samples that fit")  # that fit
+    dropped: int
+    bound: int = column("bound")
+    packs: int = column("packs")
+    of_bound: float = column("of bound", "{:.4f}")
+    seconds: float = column("seconds", "{:.4f}")
+    samples_per_second: float = column("samples /s", "{:,.0f}")
+    nanoseconds_per_sample: float = column("ns a sample", "{:,.0f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategies:
+    """Every strategy at one capacity."""
+
+    capacity: int
+    rows: tuple[OneResource, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherRow:
+    """A packer of another project beside ours, on the very same lengths."""
+
+    packer: str = column("packer", lambda row: f"{row.packer} ({row.version})")
+    version: str
+    capacity: int = column("capacity")
+    samples: int = column("samples")
+    bound: int = column("bound")
+    packs: int = column("packs")
+    our_packs: int = column("ours")
+    seconds: float = column("seconds", "{:.4f}")
+    our_seconds: float = column("ours", "{:.4f}")
+    times_our_packs: float = column("packs x", "{:.4f}")
+    times_our_seconds: float = column("seconds x", "{:,.1f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Others:
+    """Every other packer that is installed, and why the rest was not run."""
+
+    rows: tuple[OtherRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_run: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeveralRow:
+    """A mixture under several limits: shares of the bound that each way reaches, each at most 1."""
+
+    mixture: str = column("mixture", "{}")
+    limits: tuple[int, ...] = column(
+        "tokens / vision tokens / images", lambda row: " / ".join(f"{limit:,}" for limit in row.limits)
+    )
+    samples: int
+    bound: int
+    fast: float = column("fast", "{:.4f}")
+    best: float = column("best", "{:.4f}")
+    first_fit_random: float = column("first fit, random order", "{:.4f}")
+    first_fit_decreasing: float = column("first fit, decreasing", "{:.4f}")
+    best_fit_decreasing: float = column("best fit, decreasing", "{:.4f}")
+    fast_seconds_per_million: float = column("fast, s per million", "{:.1f}")
+    best_seconds_per_million: float = column("best, s per million", "{:.1f}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkSet:
+    """One set whose packs are dealt to ranks in each order."""
+
+    set: str
+    limits: Mapping[str, int]
+    samples: int
+    packs: int
+    work_spread: float
+    lines: tuple[BalanceLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualWork:
+    """Sets, and the model whose work is shared out."""
+
+    model: str
+    sets: tuple[WorkSet, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackResult:
+    """All comparisons of `packtrain bench pack`."""
+
+    set: str
+    samples: int
+    tokens: int
+    cores: int | None
+    load: float
+    one_resource: tuple[OneResource, ...]
+    strategies: Strategies
+    others: Others
+    several: tuple[SeveralRow, ...]
+    equal_work: EqualWork
+    scaling: tuple[Growth, ...]
+
+
 def bench_pack(
     lengths: Path | None,
     capacities: Sequence[int],
@@ -59,7 +166,7 @@ def bench_pack(
     *,
     several: int = 200_000,
     work: int = 1_000_000,
-) -> dict[str, Any]:
+) -> PackResult:
     """All comparisons. `several` and `work`: samples of the mixtures, and of the sets whose work is shared out.
 
     Seconds are the smaller of elapsed and processor time, compilation apart; every packer uses one core.
@@ -74,23 +181,24 @@ def bench_pack(
     main = WORK_CAPACITY if WORK_CAPACITY in capacities else capacities[0]
     name = GENERATED if lengths is None else lengths.name
     progress("one resource")
-    return {
-        "set": name,
-        "samples": len(tokens),
-        "tokens": int(tokens.sum()),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "one_resource": [_one_resource(tokens, capacity) for capacity in capacities],
-        "strategies": {"capacity": main, "rows": [_strategy(tokens, main, strategy) for strategy in WHOLE]},
-        "others": _others(tokens, capacities, progress) if others else {"rows": [], "notes": [], "not_run": {}},
-        "several": _several(several, progress),
-        "equal_work": _equal_work(
-            {name: lvis_shape(work) if lengths is None else samples, "mixture with video": mixture("video", work)},
-            main,
-            progress,
+    sets = {name: lvis_shape(work) if lengths is None else samples, "mixture with video": mixture("video", work)}
+    return PackResult(
+        set=name,
+        samples=len(tokens),
+        tokens=int(tokens.sum()),
+        cores=os.cpu_count(),
+        load=os.getloadavg()[0],
+        one_resource=tuple(_one_resource(tokens, capacity) for capacity in capacities),
+        strategies=Strategies(
+            capacity=main,
+            # windows are of 1,000 samples
+            rows=tuple(_one_resource(tokens, main, name.replace("window_N", "window_1000")) for name in WHOLE),
         ),
-        "scaling": _scaling(sizes, progress),
-    }
+        others=_others(tokens, capacities, progress) if others else Others(),
+        several=tuple(_several(several, progress)),
+        equal_work=_equal_work(sets, main, progress),
+        scaling=tuple(_scaling(sizes, progress)),
+    )
 
 
 def _check_counts(where: str, counts: Sequence[int], *, optional: bool = False) -> None:
@@ -102,8 +210,7 @@ def _check_counts(where: str, counts: Sequence[int], *, optional: bool = False) 
 # ---- one resource
 
 
-def _one_resource(tokens: np.ndarray, capacity: int, strategy: str = "best_fit") -> dict[str, Any]:
-    """Packs, the bound, and the time of the whole call."""
+def _one_resource(tokens: np.ndarray, capacity: int, strategy: str = "best_fit") -> OneResource:
 
     def pack() -> Packing:
         return pack_arrays({"tokens": tokens}, {"tokens": capacity}, strategy)
@@ -112,30 +219,24 @@ def _one_resource(tokens: np.ndarray, capacity: int, strategy: str = "best_fit")
     packing, seconds = timed(pack)
     fitting = len(tokens) - len(packing.dropped)
     bound = -(-int(tokens[tokens <= capacity].sum()) // capacity)
-    return {
-        "capacity": capacity,
-        "samples": fitting,
-        "dropped": len(packing.dropped),
-        "packs": packing.num_packs,
-        "bound": bound,
-        "of_bound": bound / packing.num_packs,
-        "seconds": seconds,
-        "samples_per_second": len(tokens) / seconds,
-        "nanoseconds_per_sample": seconds / len(tokens) * 1e9,
-    }
-
-
-def _strategy(tokens: np.ndarray, capacity: int, name: str) -> dict[str, Any]:
-    """One strategy at one capacity; windows are of 1,000 samples."""
-    strategy = name.replace("window_N", "window_1000")
-    return {"strategy": strategy, **_one_resource(tokens, capacity, strategy)}
+    return OneResource(
+        strategy=strategy,
+        capacity=capacity,
+        samples=fitting,
+        dropped=len(packing.dropped),
+        packs=packing.num_packs,
+        bound=bound,
+        of_bound=bound / packing.num_packs,
+        seconds=seconds,
+        samples_per_second=len(tokens) / seconds,
+        nanoseconds_per_sample=seconds / len(tokens) * 1e9,
+    )
 
 
 # ---- other projects
 
 
-def _others(tokens: np.ndarray, capacities: Sequence[int], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every other packer that is installed, each beside ours on the very same lengths."""
+def _others(tokens: np.ndarray, capacities: Sequence[int], progress: Callable[[str], None]) -> Others:
     here = [other for other in OTHERS if other.installed]
     rows = []
     for capacity in capacities:
@@ -145,11 +246,11 @@ def _others(tokens: np.ndarray, capacities: Sequence[int], progress: Callable[[s
             progress(f"{other.name} at {capacity:,}")
             rows.append(_beside(other, fitting[np.sort(shuffled[: other.most])], capacity))
     missing = {other.name: f"{other.package} is not installed" for other in OTHERS if not other.installed}
-    notes = [f"{other.name}: {other.note}" for other in here if other.note]
-    return {"rows": rows, "notes": notes, "not_run": {**missing, **NOT_RUN}}
+    notes = tuple(f"{other.name}: {other.note}" for other in here if other.note)
+    return Others(rows=tuple(rows), notes=notes, not_run={**missing, **NOT_RUN})
 
 
-def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> dict[str, Any]:
+def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> OtherRow:
     """One other packer and ours; its packs are checked as ours are in the tests."""
     other.prepare(lengths[:200], capacity).pack()  # imports and compiles
     run = other.prepare(lengths, capacity)
@@ -158,60 +259,62 @@ def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> dict[str,
     if loads.sum() != lengths.sum() or loads.max() > capacity:
         raise RuntimeError(f"{other.name} lost tokens or overfilled a pack of {capacity}")
     ours = _one_resource(lengths, capacity)
-    return {
-        "packer": other.name,
-        "version": other.version,
-        "capacity": capacity,
-        "samples": len(lengths),
-        "bound": ours["bound"],
-        "packs": len(loads),
-        "our_packs": ours["packs"],
-        "seconds": seconds,
-        "our_seconds": ours["seconds"],
-        "times_our_packs": len(loads) / ours["packs"],
-        "times_our_seconds": seconds / ours["seconds"],
-    }
+    return OtherRow(
+        packer=other.name,
+        version=other.version,
+        capacity=capacity,
+        samples=len(lengths),
+        bound=ours.bound,
+        packs=len(loads),
+        our_packs=ours.packs,
+        seconds=seconds,
+        our_seconds=ours.seconds,
+        times_our_packs=len(loads) / ours.packs,
+        times_our_seconds=seconds / ours.seconds,
+    )
 
 
 # ---- several resources
 
 
-def _several(count: int, progress: Callable[[str], None]) -> list[dict[str, Any]]:
+def _several(count: int, progress: Callable[[str], None]) -> Iterator[SeveralRow]:
     """Every mixture under every set of limits."""
-    rows = []
     for name in MIXTURES:
         samples = mixture(name, count)
-        sizes = samples.matrix(LIMITED)
         for limits in LIMITS:
             progress(f"several resources: {name}, {' / '.join(map(str, limits))}")
-            capacities = np.array(limits, np.int64)
-            fitting = sizes[(sizes <= capacities).all(axis=1)]
-            rows.append({"mixture": name, "limits": limits, **_several_row(fitting, capacities)})
-    return rows
+            yield _several_row(name, samples.matrix(LIMITED), limits)
 
 
-def _several_row(sizes: np.ndarray, capacities: np.ndarray) -> dict[str, Any]:
-    """Shares of the bound that each way reaches; each is at most 1."""
+def _several_row(name: str, sizes: np.ndarray, limits: tuple[int, ...]) -> SeveralRow:
+    capacities = np.array(limits, np.int64)
+    sizes = sizes[(sizes <= capacities).all(axis=1)]
     bound = lower_bound(sizes, capacities)
     shuffled = stream(0, "first fit").permutation(len(sizes))
     few = sizes[:_QUADRATIC]
     falling = np.argsort(-(sizes / capacities).sum(axis=1), kind="stable")
-    row: dict[str, Any] = {
-        "samples": len(sizes),
-        "bound": bound,
-        "first_fit_random": bound / first_fit(sizes, shuffled, capacities)[1],
-        "first_fit_decreasing": bound / first_fit(sizes, falling, capacities)[1],
-        "best_fit_decreasing": lower_bound(few, capacities) / best_fit_decreasing(few, capacities),
-    }
-    resources = {name: sizes[:, column] for column, name in enumerate(LIMITED)}
-    limits = dict(zip(LIMITED, capacities.tolist(), strict=True))
-    for effort in get_args(Effort):
-        warm = {name: column[:_WARM] for name, column in resources.items()}
-        pack_arrays(warm, limits, "best_fit", effort=effort)
-        packing, seconds = timed(partial(pack_arrays, resources, limits, "best_fit", effort=effort), rounds=1)
-        row[effort] = bound / packing.num_packs
-        row[f"{effort}_seconds_per_million"] = seconds / len(sizes) * 1e6
-    return row
+    fast, best = (_search(sizes, limits, effort) for effort in ("fast", "best"))
+    return SeveralRow(
+        mixture=name,
+        limits=limits,
+        samples=len(sizes),
+        bound=bound,
+        first_fit_random=bound / first_fit(sizes, shuffled, capacities)[1],
+        first_fit_decreasing=bound / first_fit(sizes, falling, capacities)[1],
+        best_fit_decreasing=lower_bound(few, capacities) / best_fit_decreasing(few, capacities),
+        fast=bound / fast[0],
+        fast_seconds_per_million=fast[1] / len(sizes) * 1e6,
+        best=bound / best[0],
+        best_seconds_per_million=best[1] / len(sizes) * 1e6,
+    )
+
+
+def _search(sizes: np.ndarray, limits: tuple[int, ...], effort: Effort) -> tuple[int, float]:
+    """Packs and seconds of our own packer."""
+    pack = partial(pack_arrays, capacities=dict(zip(LIMITED, limits, strict=True)), strategy="best_fit", effort=effort)
+    pack({name: column[:_WARM] for name, column in zip(LIMITED, sizes.T, strict=True)})
+    packing, seconds = timed(partial(pack, dict(zip(LIMITED, sizes.T, strict=True))), rounds=1)
+    return packing.num_packs, seconds
 
 
 def best_fit_decreasing(sizes: np.ndarray, capacities: np.ndarray) -> int:
@@ -229,12 +332,12 @@ def best_fit_decreasing(sizes: np.ndarray, capacities: np.ndarray) -> int:
 # ---- equal work of ranks
 
 
-def _equal_work(sets: Mapping[str, Samples], capacity: int, progress: Callable[[str], None]) -> dict[str, Any]:
+def _equal_work(sets: Mapping[str, Samples], capacity: int, progress: Callable[[str], None]) -> EqualWork:
     rows = []
     for name, samples in sets.items():
         progress(f"equal work: {name}")
         rows.append(equal_work(name, samples, {"packing_length": capacity}))
-    return {"model": WORK_MODEL, "sets": rows}
+    return EqualWork(model=WORK_MODEL, sets=tuple(rows))
 
 
 class _MemoryRows:
@@ -276,7 +379,7 @@ def plan_of(samples: Samples, config: PackingConfig, work: WorkModel) -> PackPla
 
 def equal_work(
     name: str, samples: Samples, limits: Mapping[str, int], ranks: tuple[int, ...] = (8, 64, 512)
-) -> dict[str, Any]:
+) -> WorkSet:
     """One set under the three orders of packs, for several numbers of ranks, with eight packs a step for each rank."""
     config = PackingConfig(**limits)  # type: ignore[arg-type]
     work = work_model(
@@ -284,24 +387,23 @@ def equal_work(
     )
     plan = plan_of(samples, config, work)
     predicted = plan.predicted_work(0)
-    return {
-        "set": name,
-        "limits": dict(limits),
-        "samples": plan.epoch(0).num_entries,
-        "packs": plan.num_packs,
-        "work_spread": float(predicted.std() / predicted.mean()),
-        "lines": [asdict(line) for line in balance_table(plan, ranks)],
-    }
+    return WorkSet(
+        set=name,
+        limits=dict(limits),
+        samples=plan.epoch(0).num_entries,
+        packs=plan.num_packs,
+        work_spread=float(predicted.std() / predicted.mean()),
+        lines=tuple(balance_table(plan, ranks)),
+    )
 
 
 # ---- growth
 
 
-def _scaling(sizes: Sequence[int], progress: Callable[[str], None]) -> list[dict[str, Any]]:
+def _scaling(sizes: Sequence[int], progress: Callable[[str], None]) -> Iterator[Growth]:
     """Packing alone at every size; all that a plan needs up to the largest window, since larger plans have several."""
-    rows = []
     for size in sizes:
-        for what in ("alone", "plan") if size <= LARGEST_WINDOW else ("alone",):
+        whats: tuple[What, ...] = ("alone", "plan") if size <= LARGEST_WINDOW else ("alone",)
+        for what in whats:
             progress(f"scaling: {size:,} samples, {what}")
-            rows.append(scaling(size, SCALING_CAPACITY, what))
-    return rows
+            yield scaling(size, SCALING_CAPACITY, what)

@@ -14,7 +14,13 @@ from torch.utils.data import Dataset
 from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import NO_IMAGES, MadeImages, image_of_patches, made_sample, noise_ids
+from packtrain.delivery.encode.synthetic_samples import (
+    NO_IMAGES,
+    SyntheticImages,
+    image_of_patches,
+    noise_ids,
+    synthetic_sample,
+)
 from packtrain.families.contracts import contract_for
 from packtrain.packing.arrays import pack_arrays
 from packtrain.predicting.shapes import shape_from_config
@@ -138,7 +144,7 @@ class MadeRows(Dataset[PackedRow]):
     def _sample(self, row: int) -> EncodedSample:
         pool, generator = self._pool, torch.Generator().manual_seed(row)
         ids = noise_ids(self._config, int(pool.tokens[row]), generator)
-        return made_sample(
+        return synthetic_sample(
             str(row),
             ids,
             supervised=int(pool.supervised[row]),
@@ -147,7 +153,7 @@ class MadeRows(Dataset[PackedRow]):
             position_rows=self._position_rows,
         )
 
-    def _image(self, row: int, generator: torch.Generator) -> MadeImages:
+    def _image(self, row: int, generator: torch.Generator) -> SyntheticImages:
         pool, patches = self._pool, int(self._pool.patches[row])
         if not patches:
             return NO_IMAGES

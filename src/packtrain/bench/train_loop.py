@@ -30,7 +30,7 @@ from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import compile_layers, undo_compile
 from packtrain.modeling.host_sync import avoid_host_sync
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision import multiply_patches
+from packtrain.modeling.vision import use_patch_matmul
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.flops import training_flops
 from packtrain.predicting.gpus import find_gpu
@@ -190,7 +190,7 @@ class BenchTrainer:
         else:
             model.gradient_checkpointing_disable()
         if row.tuned:
-            multiply_patches(model)
+            use_patch_matmul(model)
             self._on_host = avoid_host_sync(model)
         if row.compiled:
             compile_layers(model, constant=row.is_packed, backend=self._settings.backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +35,7 @@ def measure(
 
     result = bench_measure(records=records, workers=workers, memory_sizes=numbers("--memory", memory), model=model)
     if as_json:
-        print_json(result)
+        print_json(asdict(result))
     else:
         show_measure(result, output)
 
@@ -74,7 +74,7 @@ def pack(
             several=several,
         )
     if as_json:
-        print_json(result)
+        print_json(asdict(result))
     else:
         show_pack(result, output)
 
@@ -122,7 +122,7 @@ def loader(
             progress=lambda doing: status.update(doing),
         )
     if as_json:
-        print_json(result)
+        print_json(asdict(result))
     else:
         show_loader(result, output)
 

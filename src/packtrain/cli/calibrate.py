@@ -11,6 +11,7 @@ from rich.markup import escape
 from packtrain.cli.common import Json, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
+from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import GIB, shown
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ def calibrate(
     from packtrain.app.calibrate import calibrate as measure
     from packtrain.app.calibrate import refit
 
+    if again is not None and not again.is_file():
+        got = f"{again}, which {'is a folder' if again.is_dir() else 'does not exist'}"
+        raise ConfigError("--again", got=got, expected="a file that packtrain calibrate --out wrote")
     with interruptible(STARTS_OVER), Bar("calibrating", quiet=as_json) as bar:
         if again is not None:
             outcome = refit(again, out=out)

@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -89,3 +90,13 @@ def numbers(option: str, text: str) -> list[int]:
     if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
         raise ConfigError(option, got=text, expected="positive integers, such as 8192,16384")
     return [int(part) for part in parts]
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet."""
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        got = f"an existing {'folder' if path.is_dir() else 'file'}"
+        raise ConfigError(str(path), got=got, fix="choose another name; files are not overwritten") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from packtrain.cli.common import Json, print_json
+from packtrain.cli.common import Json, print_json, write_new
 from packtrain.cli.terminal import errors
 from packtrain.core.errors import ConfigError
 
@@ -65,7 +65,7 @@ def convert(
         return
     for path, content in ((out, text), (mixture, found.mixture_text(beside=out.parent) if mixture else "")):
         if path is not None:
-            _write(path, content)
+            write_new(path, content)
             errors.print(f"Wrote [bold]{escape(str(path))}[/].")
     errors.print(f"next: packtrain train {escape(str(out))} --dry-run")
 
@@ -90,16 +90,6 @@ def show(
     for note in (*config.notes, *notes):
         errors.print(f"[yellow]note:[/] {escape(note)}")
     sys.stdout.write(sections_text(config))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise ConfigError(
-            str(path), got="an existing file", fix="choose another name; files are not overwritten"
-        ) from None
 
 
 def _plain(found: Converted) -> dict[str, object]:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from packtrain.config.data_section import MEDIA_LIMITS
 from packtrain.config.keys import Key
-from packtrain.config.sections import KEYS, MEDIA_LIMITS
+from packtrain.config.sections import KEYS
 from packtrain.core.errors import ConfigError
 
 _FILES = ("object_template",)  # named by a file that holds the value

@@ -138,7 +138,7 @@ def show_trained(trained: DemoTraining, console: Terminal) -> None:
         console.print("Nothing has changed since both were trained: the runs are reused.")
     verdict = trained.verdict
     said = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[verdict.outcome]
-    console.print(f"Packing check {said}: {len(verdict.findings)} checks.")
+    console.print(f"Packing check {said}: {len(verdict.checks)} checks.")
     compared = table(escape(content["headline"]), ("", *(escape(run["label"]) for run in content["runs"])), text=("",))
     for row in compared_rows(content):
         compared.add_row(row.name, *(cell(content, row, at) for at in range(len(content["runs"]))))

@@ -12,10 +12,10 @@ import typer
 import yaml
 from rich.markup import escape
 
+from packtrain.cli.common import write_new
 from packtrain.cli.terminal import output
 from packtrain.config.keys import Key
 from packtrain.config.sections import SECTIONS
-from packtrain.core.errors import ConfigError
 from packtrain.core.public import public
 from packtrain.records.yaml_text import Dumper
 
@@ -57,13 +57,7 @@ def init(
         if os.path.exists(there := os.path.expanduser(str(given[name]))):
             given[name] = os.path.abspath(there)
     text = sample_config({**given, "output_dir": output_dir} if output_dir is not None else given)
-    try:
-        with file.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise ConfigError(
-            str(file), got="an existing file", fix="choose another name; files are not overwritten"
-        ) from None
+    write_new(file, text)
     output.print(f"Wrote [bold]{escape(str(file))}[/].")
     if public(data) != data:
         said = "credentials in the URL are not written: pass data.dataset_path=URL to train"

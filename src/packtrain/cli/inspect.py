@@ -20,8 +20,8 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import counted, formatted, percent, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.inspect_batch import SeenBatch, SeenMedium, SeenSample, SeenToken
-    from packtrain.app.inspect_plan import PackedSample, PackPlace, StepSeen
+    from packtrain.app.inspect_batch import BatchMedium, BatchSample, BatchToken, InspectedBatch
+    from packtrain.app.inspect_plan import InspectedStep, PackedSample, PackPlace
     from packtrain.packing.pack_plan import PackPlan
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown
@@ -111,7 +111,7 @@ def inspect(
         found = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
         balance = () if blocked else balance_table(found)
         if as_json:
-            print_json(found.summary.blocked.to_json() if blocked else plan_json(found, balance))
+            print_json(asdict(found.summary.blocked) if blocked else plan_json(found, balance))
         elif blocked:
             show_blocked(found, output)
         else:
@@ -205,31 +205,30 @@ def show_places(name: str, places: Sequence[PackPlace], rows: Sequence[int], pla
     console.print(listed)
 
 
-def step_json(seen: StepSeen) -> dict[str, object]:
+def step_json(seen: InspectedStep) -> dict[str, object]:
     """A step for machines; numbers that are not finite are null."""
     packs = [
-        {**asdict(pack), **{name: getattr(pack, name) for name in ("supervised_tokens", *_COLUMNS)}}
-        for pack in seen.packs
+        {**asdict(pack), **{name: pack.total(name) for name in ("supervised_tokens", *_COLUMNS)}} for pack in seen.packs
     ]
     logged = {name: value if math.isfinite(value) else None for name, value in seen.logged.items()}
     return {**asdict(seen), "packs": packs, "logged": logged}
 
 
-def show_step(seen: StepSeen, console: Terminal) -> None:
+def show_step(seen: InspectedStep, console: Terminal) -> None:
     """A step for people."""
     samples = sum(len(pack.samples) for pack in seen.packs)
     title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {counted(len(seen.packs), seen.unit)}"
-    title += f", {counted(samples, 'sample')}, {sum(pack.tokens for pack in seen.packs):,} tokens"
+    title += f", {counted(samples, 'sample')}, {sum(pack.total('tokens') for pack in seen.packs):,} tokens"
     several = len({sample.source for pack in seen.packs for sample in pack.samples}) > 1
-    videos = any(pack.videos for pack in seen.packs)
+    videos = any(pack.total("videos") for pack in seen.packs)
     columns = {name: name for name in _COLUMNS if videos or name != "videos"}
     columns = {"tokens": "tokens", "labels": "supervised_tokens"} | columns
     names = ("micro-batch", "rank", seen.unit, "sample", *columns, *(["source"] if several else []))
     listed = table(title, names, text=("sample", "source"))
     for pack in seen.packs:
-        said = f"[bold]{counted(len(pack.samples), 'sample')}, {percent(pack.tokens / seen.packing_length)}[/]"
+        said = f"[bold]{counted(len(pack.samples), 'sample')}, {percent(pack.total('tokens') / seen.packing_length)}[/]"
         place = (str(pack.micro_batch), str(pack.rank), str(pack.pack))
-        listed.add_row(*place, said, *(f"{getattr(pack, name):,}" for name in columns.values()))
+        listed.add_row(*place, said, *(f"{pack.total(name):,}" for name in columns.values()))
         for one in pack.samples:
             numbers = (f"{getattr(one, name):,}" for name in columns.values())
             source = [escape(shown(one.source, 40))] if several else []
@@ -248,7 +247,7 @@ def show_step(seen: StepSeen, console: Terminal) -> None:
         console.print(f"Warning: {shown(warning, 400)}", markup=False)
 
 
-def show_batch(seen: SeenBatch, console: Terminal, *, all_tokens: bool = False) -> None:
+def show_batch(seen: InspectedBatch, console: Terminal, *, all_tokens: bool = False) -> None:
     """A batch for people; runs of media tokens are one line each unless all tokens are wanted."""
     _head(seen, console)
     for failure in seen.failures:
@@ -282,7 +281,7 @@ def _printable(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _head(seen: SeenBatch, console: Terminal) -> None:
+def _head(seen: InspectedBatch, console: Terminal) -> None:
     patches = "an unknown number of patches" if seen.patches is None else counted(seen.patches, "patch", "patches")
     counts = [
         counted(len(seen.samples), "sample"),
@@ -305,9 +304,9 @@ def _head(seen: SeenBatch, console: Terminal) -> None:
     console.print(f"Boundaries, where positions restart: {ends}")
 
 
-def _runs(tokens: Sequence[SeenToken], *, fold: bool) -> Iterator[list[SeenToken]]:
+def _runs(tokens: Sequence[BatchToken], *, fold: bool) -> Iterator[list[BatchToken]]:
     """Tokens that are shown in one line."""
-    run: list[SeenToken] = []
+    run: list[BatchToken] = []
     for token in tokens:
         same = run and _run_of(run[-1]) == _run_of(token)
         if run and not (fold and same and token.kind != "text"):
@@ -318,12 +317,12 @@ def _runs(tokens: Sequence[SeenToken], *, fold: bool) -> Iterator[list[SeenToken
         yield run
 
 
-def _run_of(token: SeenToken) -> tuple[int | None, str, int | None, bool]:
+def _run_of(token: BatchToken) -> tuple[int | None, str, int | None, bool]:
     # Media never carry loss; if they did, it must show.
     return token.sample, token.kind, token.medium, token.loss
 
 
-def _token_lines(seen: SeenBatch, all_tokens: bool) -> Iterator[Text]:
+def _token_lines(seen: InspectedBatch, all_tokens: bool) -> Iterator[Text]:
     """A headline for each sample, and under it one line for each token or run."""
     if not seen.tokens:
         return
@@ -351,14 +350,14 @@ def _axis(number: int) -> Any:
     return lambda token: token.positions[number]
 
 
-def _range(run: Sequence[SeenToken], value: Any) -> str:
+def _range(run: Sequence[BatchToken], value: Any) -> str:
     """The smallest and the largest of a number over a run."""
     found = [value(token) for token in run]
     low, high = min(found), max(found)
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _headline(seen: SeenBatch, number: int | None) -> Text:
+def _headline(seen: InspectedBatch, number: int | None) -> Text:
     if number is None:
         return Text(f"{_BOUNDARY} padding: no loss, not attended to", "bold")
     sample = seen.samples[number]
@@ -368,7 +367,7 @@ def _headline(seen: SeenBatch, number: int | None) -> Text:
     return Text(f"{_BOUNDARY} sample {number}: {name}: {counts}", "bold")
 
 
-def _what(seen: SeenBatch, run: Sequence[SeenToken]) -> str:
+def _what(seen: InspectedBatch, run: Sequence[BatchToken]) -> str:
     """The text of a token, or whose tokens a run is."""
     token = run[0]
     count = f": {len(run):,} tokens" if len(run) > 1 else ""
@@ -383,5 +382,5 @@ def _what(seen: SeenBatch, run: Sequence[SeenToken]) -> str:
     return f"bytes {token.bytes}, part of a character" if token.bytes else f"id {token.id}, which has no text"
 
 
-def _medium(sample: SeenSample, token: SeenToken) -> SeenMedium:
+def _medium(sample: BatchSample, token: BatchToken) -> BatchMedium:
     return next(one for one in sample.media if (one.kind, one.number) == (token.kind, token.medium))

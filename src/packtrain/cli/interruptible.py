@@ -7,9 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from typer.core import TyperGroup
 
 # What a user who stopped a command is told.
 CONTINUES = "the same command continues from what is complete"
@@ -19,45 +16,6 @@ _AGAIN = 0.02  # seconds after which a signal that was lost is sent again
 
 class Interrupted(Exception):
     """Ctrl-C in the middle of a command: typer would end a KeyboardInterrupt itself, with words of its own."""
-
-
-class Verbs(TyperGroup):
-    """Commands that answer Ctrl-C in our words also before and after their own output."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb."""
-        with interruptible():
-            try:
-                return super().invoke(ctx)
-            except Exception as error:
-                if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # typer has a click of its own
-                    error.possibilities = _meant(error) or error.possibilities
-                raise
-
-
-def _meant(error: Any) -> list[str]:
-    """What is written for an option as other trainers name it: a setting of a run, or the option with dashes."""
-    from packtrain.config.sections import ALIASES, HOMES
-
-    name = error.option_name.lstrip("-").replace("-", "_")
-    options = {option for one in error.ctx.command.params for option in one.opts} if error.ctx is not None else set()
-    if (dashed := "--" + name.replace("_", "-")) in options:
-        return [dashed]
-    key = ALIASES[name][0] if name in ALIASES else name
-    if "config" not in {one.name for one in error.ctx.command.params} or key not in HOMES:
-        return []
-    return [f"{HOMES[key]}.{key}={_value_of(error.option_name)}, without dashes"]
-
-
-def _value_of(option: str) -> str:
-    """The value given to an option."""
-    said = sys.argv[1:]
-    for at, one in enumerate(said):
-        if one.startswith(option + "="):
-            return one.partition("=")[2]
-        if one == option and at + 1 < len(said) and not said[at + 1].startswith("--"):
-            return said[at + 1]
-    return "VALUE"
 
 
 @contextmanager

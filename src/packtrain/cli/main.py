@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import packtrain
 from packtrain.cli import bench as benchmarks
@@ -16,13 +18,54 @@ from packtrain.cli.demo import demo
 from packtrain.cli.doctor import doctor
 from packtrain.cli.init import init
 from packtrain.cli.inspect import inspect
-from packtrain.cli.interruptible import Verbs
+from packtrain.cli.interruptible import interruptible
 from packtrain.cli.measure import measure
 from packtrain.cli.pack import pack
 from packtrain.cli.plan import plan
 from packtrain.cli.report import report
 from packtrain.cli.train import train
 from packtrain.cli.verify import verify
+
+
+class Verbs(TyperGroup):
+    """Commands that answer Ctrl-C in our words also before and after their own output."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        with interruptible():
+            try:
+                return super().invoke(ctx)
+            except Exception as error:
+                if hasattr(error, "option_name") and hasattr(error, "possibilities"):  # typer has a click of its own
+                    error.possibilities = _meant(error) or error.possibilities
+                raise
+
+
+def _meant(error: Any) -> list[str]:
+    """What is written for an option as other trainers name it: an option here, or a setting of a run."""
+    from packtrain.config.sections import ALIASES, HOMES, LEADS
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    key = ALIASES[name][0] if name in ALIASES else LEADS.get(name, name)
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    options = {option for one in parameters for option in one.opts}
+    if here := [dashed for one in (name, key) if (dashed := "--" + one.replace("_", "-")) in options]:
+        return here[:1]
+    if "config" not in {one.name for one in parameters} or key not in HOMES:
+        return []
+    return [f"{HOMES[key]}.{key}={_value_of(error.option_name)}, without dashes"]
+
+
+def _value_of(option: str) -> str:
+    """The value given to an option."""
+    said = sys.argv[1:]
+    for at, one in enumerate(said):
+        if one.startswith(option + "="):
+            return one.partition("=")[2]
+        if one == option and at + 1 < len(said) and not said[at + 1].startswith("--"):
+            return said[at + 1]
+    return "VALUE"
+
 
 app = typer.Typer(
     cls=Verbs,

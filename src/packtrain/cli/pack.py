@@ -80,7 +80,7 @@ class PackBar(Bar):
 
 def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, object]:
     """A plan for machines."""
-    said = plan.summary.to_json()
+    said = asdict(plan.summary)
     keys = ("config", "epochs", "blocked", "ledger", "packer_version", "cost_table")
     return {
         "folder": str(plan.folder) if plan.folder else None,

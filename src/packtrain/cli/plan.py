@@ -164,7 +164,6 @@ def show_planned(planned: Planned, console: Terminal, *, then: bool = True) -> N
 
 
 def _sweep_table(study: Study) -> Table:
-    from packtrain.planning.choice import dropped_share
 
     usable = f"{gib(study.memory.usable_bytes)} usable"
     columns = ("\npacks", "of\nbound", "\nfill", "samples\npacked", "\ndropped", "packs/\nstep", "GPUs\nidle")
@@ -189,7 +188,7 @@ def _sweep_table(study: Study) -> Table:
             f"{one.of_bound:.1%}",
             f"{one.fill:.1%}",
             f"{one.samples_packed:,}",
-            f"{one.samples_dropped:,} ({dropped_share(one):.1%})",
+            f"{one.samples_dropped:,} ({one.dropped_share:.1%})",
             f"{one.packs_per_step:,}",
             f"{one.idle:.0%}",
             f"{one.steps:,}",

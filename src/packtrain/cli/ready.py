@@ -13,9 +13,10 @@ from packtrain.cli.terminal import Terminal, table
 from packtrain.core.numbers import counted, duration, gib
 
 if TYPE_CHECKING:
-    from packtrain.app.train.forecast import Course
-    from packtrain.app.train.outcome import Learning, ReadyRun
-    from packtrain.app.train.prepare import RunNumbers
+    from packtrain.app.train.outcome import ReadyRun
+    from packtrain.app.train.run_numbers import RunNumbers
+    from packtrain.app.train.trainer_arguments import Course
+    from packtrain.modeling.adapters import TrainedPart
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:
@@ -45,7 +46,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         "model",
         f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiled(ready)}",
     )
-    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_learning, ready.learns))}"
+    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_trained_part, ready.parts))}"
     tokens = counted(numbers.tokens, "token")
     if numbers.looked_at is None:
         tokens += f" ({numbers.supervised_tokens:,} supervised)"
@@ -195,12 +196,12 @@ def _empty(numbers: RunNumbers) -> str:
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
 
-def _learning(one: Learning) -> str:
-    if not one.trained:
-        return f"{one.part} frozen"
-    if one.trained == one.weights:
-        return f"{one.part} {one.weights:,}"
-    return f"{one.part} {one.trained:,} of {one.weights:,} ({one.trained / one.weights:.2%})"
+def _trained_part(part: TrainedPart) -> str:
+    if not part.trained:
+        return f"{part.name} frozen"
+    if part.trained == part.weights:
+        return f"{part.name} {part.weights:,}"
+    return f"{part.name} {part.trained:,} of {part.weights:,} ({part.trained / part.weights:.2%})"
 
 
 def _compiled(ready: ReadyRun) -> str:
@@ -212,7 +213,7 @@ def _proof(ready: ReadyRun) -> str:
     if proof is None:
         waits = ready.run.quick_check and ready.run.shares_weights
         return "run by all processes before the first step" if waits else "off (quick_check: false)"
-    return "\n".join(proof.passed_in_words())
+    return "\n".join(proof.summary_lines())
 
 
 def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
@@ -270,7 +271,7 @@ def ready_json(ready: ReadyRun) -> dict[str, object]:
             "dtype": ready.dtype,
             "master_weights": ready.masters,
             "compiled": ready.compiled,
-            "learns": [asdict(one) for one in ready.learns],
+            "learns": [{"part": part.name, "weights": part.weights, "trained": part.trained} for part in ready.parts],
         },
         "prepared": list(ready.done),
         "notes": [*ready.warnings, *ready.notes, *ready.risks],

@@ -146,9 +146,9 @@ def _what_is_lost(started: list[Path]) -> str:
     """Where a run was stopped in the middle of a step, or before it."""
     if not started:
         return "nothing was trained yet; what is measured and packed is kept, so the same command continues"
-    from packtrain.training.checkpoints import what_is_lost
+    from packtrain.training.checkpoints import lost_by_stopping
 
-    return what_is_lost(started[0], _resume(started[0]))
+    return lost_by_stopping(started[0], _resume(started[0]))
 
 
 def _resume(folder: Path) -> str:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from packtrain.cli.common import Json, print_json
+from packtrain.cli.config_options import settings_of
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Terminal, errors, output, table
 from packtrain.core.numbers import shown
 
 if TYPE_CHECKING:
-    from packtrain.verifying.check_result import Verdict
+    from packtrain.verifying.check_result import CheckReport
 
 _INCONCLUSIVE = 3  # exit code
 _OUTCOMES = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[bold yellow]inconclusive[/]"}
 _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
+@settings_of("verify")
 def verify(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A model folder with weights, a hub name, or tiny:FAMILY.")
     ],
+    settings: dict[str, Any],
     attn_implementation: Annotated[
         str, typer.Option(help="auto, varlen, flash_attention_2, flash_attention_3, flex, sdpa or eager.")
     ] = "auto",
@@ -41,21 +43,6 @@ def verify(
         str,
         typer.Option(help="Size of tiny:FAMILY: tiny, or small or medium with head dimension 64 or 128."),
     ] = "tiny",
-    media_root: Annotated[
-        Path | None, typer.Option(help="Base folder of relative media paths. Default: the data file's folder.")
-    ] = None,
-    dataset_format: Annotated[str | None, typer.Option(help="Format of the data. Default: detected.")] = None,
-    loss_on: Annotated[
-        str | None,
-        typer.Option(help="assistant, completion or all. Default: assistant for chats, all for plain text."),
-    ] = None,
-    allow_outside_root: Annotated[
-        bool, typer.Option("--allow-outside-root", help="Allow media outside the media root (absolute paths, links).")
-    ] = False,
-    plugins: Annotated[
-        list[str] | None,
-        typer.Option(help="Modules to import that register model families (docs/guides/extending.md)."),
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of synthetic samples and random weights.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -72,7 +59,7 @@ def verify(
     with interruptible(STARTS_OVER), errors.status("verifying") as status:
         if as_json or not errors.is_terminal:
             status.stop()
-        verdict = verify_model(
+        report = verify_model(
             model,
             attn_implementation=attn_implementation,
             data=data,
@@ -80,67 +67,63 @@ def verify(
             dtype=dtype,
             device=device,
             shape=shape,
-            media_root=media_root,
-            dataset_format=dataset_format,
-            loss_on=loss_on,  # type: ignore[arg-type]
-            allow_outside_root=allow_outside_root,
-            plugins=plugins or (),
             seed=seed,
-            say=lambda what: status.update(f"verifying: {what}"),
+            **settings,
+            progress=lambda what: status.update(f"verifying: {what}"),
         )
     if as_json:
-        print_json(verdict.as_json())
+        print_json(report.as_json())
     else:
-        show_verdict(verdict, output, data)
-    if not verdict.passed:
-        raise typer.Exit(1 if verdict.failures or not verdict.findings else _INCONCLUSIVE)
+        show_report(report, output, data)
+    if not report.passed:
+        raise typer.Exit(1 if report.failures or not report.checks else _INCONCLUSIVE)
 
 
-def show_verdict(verdict: Verdict, console: Terminal, data: str | None = None) -> None:
-    """What was checked, how far apart packed and alone are, and how that was judged."""
-    model = shown(verdict.model, _WHERE)
-    about = ", ".join((model, verdict.attn_implementation, verdict.dtype, verdict.device))
+def show_report(report: CheckReport, console: Terminal, data: str | None = None) -> None:
+    """What was checked, how far apart packed and alone are, and with which tolerances."""
+    model = shown(report.model, _WHERE)
+    about = ", ".join((model, report.attn_implementation, report.dtype, report.device))
     title = escape(f"Packed vs. alone, largest differences: {about}")
     words = ("check", "result", "details")
     checks = table(title, ("check", "difference", "allowed", "result", "details"), words)
     checks.columns[0].no_wrap = True
-    for finding in verdict.findings:
+    for check in report.checks:
         checks.add_row(
-            escape(finding.check),
-            _number(finding.difference),
-            _number(finding.allowed),
-            _OUTCOMES[finding.outcome],
-            escape(shown(finding.where, _WHERE)),
+            escape(check.check),
+            _number(check.difference),
+            _number(check.allowed),
+            _OUTCOMES[check.outcome],
+            escape(shown(check.where, _WHERE)),
         )
     console.print(checks)
-    samples = ", ".join(shown(sample, _NAME) for sample in verdict.samples)
-    console.print(f"one row of {verdict.tokens:,} tokens: {escape(samples)}")
+    samples = ", ".join(shown(sample, _NAME) for sample in report.samples)
+    console.print(f"one row of {report.tokens:,} tokens: {escape(samples)}")
     console.print("Tolerances:")
-    for line in verdict.judged:
+    for line in report.tolerances:
         console.print(f"  {escape(line)}")
-    for line in verdict.left_out:
+    for line in report.left_out:
         console.print(f"[yellow]not checked:[/] {escape(line)}")
-    took = f"in {verdict.seconds:.1f} s"
-    if verdict.passed:
-        console.print(f"[bold green]passed[/]: all {len(verdict.findings)} checks, {took}")
+    took = f"in {report.seconds:.1f} s"
+    if report.passed:
+        console.print(f"[bold green]passed[/]: all {len(report.checks)} checks, {took}")
         then = shlex.join(("packtrain", "measure", shown(data or "DATA", _WHERE), "--model", model, "--out", "costs"))
         console.print(f"next: {escape(then)}")
         return
-    if not verdict.failures:
-        weak = ", ".join(finding.check for finding in verdict.powerless)
+    if not report.failures:
+        weak = ", ".join(check.check for check in report.inconclusive)
         console.print(
-            f"[bold yellow]inconclusive[/]: {len(verdict.findings)} checks {took}, none failed; {escape(weak)}: the "
+            f"[bold yellow]inconclusive[/]: {len(report.checks)} checks {took}, none failed; {escape(weak)}: the "
             "change hardly affects the changed sample itself, so nothing follows for its neighbours"
         )
         console.print("next: use trained weights, or your own data (--data)")
         return
     console.print(
-        f"[bold red]failed[/]: {len(verdict.failures)} of {len(verdict.findings)} checks {took};"
+        f"[bold red]failed[/]: {len(report.failures)} of {len(report.checks)} checks {took};"
         " packed training with this model and attn_implementation would be wrong"
     )
     other = (
         "another version of transformers"
-        if verdict.attn_implementation in ("sdpa", "eager")
+        if report.attn_implementation in ("sdpa", "eager")
         else "--attn-implementation sdpa"
     )
     console.print(f"next: try {other}, and report this table with the versions in use")

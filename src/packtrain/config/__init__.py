@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from packtrain.config.data_section import DataSection as DataSection
     from packtrain.config.dataset_config import DatasetConfig as DatasetConfig
     from packtrain.config.run_config import RunConfig as RunConfig
     from packtrain.config.run_config import load_config as load_config
-    from packtrain.config.sections import DataSection as DataSection
     from packtrain.config.sections import ModelSection as ModelSection
-    from packtrain.config.sections import TrainingSection as TrainingSection
+    from packtrain.config.training_section import TrainingSection as TrainingSection
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

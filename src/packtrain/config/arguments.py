@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.config.run_config import RunConfig
-from packtrain.config.sections import KEPT_CHECKPOINTS, TRAINER_KEYS
+from packtrain.config.sections import TRAINER_KEYS
 from packtrain.config.setup import (
     MULTIMODAL,
     WITH_MASTERS,
@@ -20,6 +20,7 @@ from packtrain.config.setup import (
     uses_deepspeed,
     zero_stage,
 )
+from packtrain.config.training_section import KEPT_CHECKPOINTS
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.trainers.refused_arguments import NOT_IN_CONFIG, refused_settings
 

@@ -8,19 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packtrain.config.data_section import DatasetSection
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
-from packtrain.config.sections import HOMES, KEYS, DatasetSection
+from packtrain.config.sections import HOMES, KEYS
 from packtrain.config.steps import run_length
 from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.packing.packing_config import LIMITS
 
-_PACKS_ONLY = (
-    *(limit for limit in LIMITS if limit != "packing_length"),
-    *("packing_window", "packing_min_fill_ratio", "packing_buffer", "packing_drop_last", "effort"),
-)
+_PACKS_ONLY = DatasetSection.needing("packing")
 _REST = ("train_vision", "train_projector")  # beside adapters
 _MIXES = {"nanoVLM", "LLaMA-Factory"}  # samples of a pack see each other there; neat_packing keeps them apart
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from packtrain.config.data_section import DatasetSection
 from packtrain.config.keys import COUNT, FLAG, SEED, WORD, WORDS, choice, key
-from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, DatasetSection, names_model
+from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, names_model
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import kept_apart
 from packtrain.core.user_code import from_anywhere, without_folder
 from packtrain.core.values import MediaLimits
-from packtrain.families.encoder import LossOn
+from packtrain.families.layout import LossOn
 from packtrain.families.model_folder import known_as
 from packtrain.families.registry import load_plugins
 from packtrain.measuring.request import Filters
@@ -30,24 +31,6 @@ _FORMATS = (*FORMATS, "yaml")
 _SCHEMA = tuple(one.name for one in fields(SchemaOptions))
 _FILTERS = tuple(one.name for one in fields(Filters) if one.name not in ("limit", "eval_part"))
 _PACKING = tuple(one.name for one in fields(PackingConfig))
-# What decides the costs of samples, and how they are found out.
-_MEASURED = (
-    *("dataset_path", "dataset_type", "dataset_format", "media_root", "split", "subset", *_SCHEMA, *_FILTERS),
-    *(
-        "loss_on",
-        "add_eos",
-        "template_date",
-        "processor_config",
-        "max_samples",
-        "eval_size",
-        "part",
-        "allow_outside_root",
-        "seed",
-    ),
-    *("max_image_pixels", "chat_template", "strict_columns"),
-)
-
-
 # How failures are judged: of no influence on costs, but a run of the same data needs the same.
 _JUDGED = ("on_error", "max_failure_rate", "content_hash")
 # Filters that a cost table can follow later, and those settings that it cannot, with their defaults.
@@ -55,7 +38,7 @@ FILTERS = ("max_images_per_sample", "max_sample_length")
 MEASURED_DEFAULTS = {
     name: one.default
     for name, one in DatasetSection.known().items()
-    if name in _MEASURED and name not in (*FILTERS, "dataset_path", "processor_config", "template_date")
+    if one.costs and name not in (*FILTERS, "dataset_path", "processor_config", "template_date")
 }
 _PATHS = ("dataset_path", "media_root", "chat_template", "costs", "plan")
 
@@ -78,13 +61,18 @@ class DatasetConfig(DatasetSection):
     filter_overlong: bool | None = key(FLAG, "false: a sample longer than a pack is an error.")
     rows_per_batch: int = key(COUNT, "Samples per padded batch; a pack is a whole batch.", default=1)
     group_by_length: bool = key(
-        FLAG, "Put padded samples of similar length, or packs of similar work, in one step.", default=False
+        FLAG,
+        "Put padded samples of similar length, or packs of similar work, in one step.",
+        default=False,
+        needs=("measuring",),
     )
     epochs: int = key(COUNT, "Number of epochs to pack.", default=1)
     packs_per_step: int = key(COUNT, "Packs (padded: samples) per optimizer step, over all ranks.", default=1)
     max_steps: int | None = key(COUNT, "With online: optimizer steps to pack.")
-    part: str = key(choice("train", "eval"), "With eval_size: the held-out records, or the others.", default="train")
-    seed: int = key(SEED, "Random seed.", default=0)
+    part: str = key(
+        choice("train", "eval"), "With eval_size: held-out records, or the others.", default="train", costs=True
+    )
+    seed: int = key(SEED, "Random seed.", default=0, costs=True)
     # Settings that were given, with whatever value; it stays when some are replaced.
     said: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
@@ -194,7 +182,7 @@ class DatasetConfig(DatasetSection):
         """The settings that costs follow from."""
         found = {
             "model": known_as(absolute(self.model_name)),
-            **self.given("plugins", *_MEASURED),
+            **self.given("plugins", *(name for name, one in self.known().items() if one.costs)),
             "seed": self.measured_seed,
         }
         function = self.formatting_func
@@ -202,11 +190,10 @@ class DatasetConfig(DatasetSection):
 
     def told(self) -> dict[str, dict[str, Any]]:
         """What was said about the data, as sections of a config: what is not the default."""
-        known = self.known()
         data = {
             name: value
-            for name in (*_MEASURED, *_JUDGED)
-            if name != "part" and (value := getattr(self, name)) != known[name].default
+            for name, one in self.known().items()
+            if (one.costs or name in _JUDGED) and name != "part" and (value := getattr(self, name)) != one.default
         }
         if self.formatting_func is not None:
             data["formatting_func"] = from_anywhere(self.formatting_func)
@@ -318,7 +305,7 @@ def _online(config: DatasetConfig) -> Iterator[str]:
     if not config.packing:
         yield "packing: false with online: true. Streams are packed: measure the data first, or leave packing out"
     usual = DatasetConfig.known()
-    found = [name for name in _NEEDS_MEASURING if getattr(config, name) not in (None, usual[name].default)]
+    found = [name for name in config.needing("measuring") if getattr(config, name) not in (None, usual[name].default)]
     if config.overlong in ("truncate", "split"):
         found.append("overlong")
     if config.shuffle and "shuffle" in (config.said or ()):
@@ -326,14 +313,6 @@ def _online(config: DatasetConfig) -> Iterator[str]:
     for name in found:
         value = getattr(config, name)
         yield f"{name}: {value} with online: true. It needs all samples in advance: leave it or online out"
-
-
-# Settings of a dataset that decide between samples or packs that are all known.
-_NEEDS_MEASURING = (
-    *("max_samples", "eval_size", "costs", "plan", "cutoff_len", "pack_alignment", "packing_window", "max_packs"),
-    *("packing_drop_last", "packing_min_fill_ratio", "effort", "packing_strategy", "balance", "pad_packs"),
-    *("group_by_length", "cache_tokens", "repack_each_epoch", "content_hash"),
-)
 
 
 def _records(config: DatasetConfig) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, Self
 
 from packtrain.core.errors import nearest
@@ -129,6 +130,7 @@ def brief_name(name: object) -> str:
 # What a resumed run does with another value: takes it; takes it where its schedule follows rates; refuses it, because
 # checkpoints hold states of the old one; leaves it to the check of plan and data; or means another place of the same.
 Resume = Literal["taken", "rate", "refused", "plan", "place"]
+Need = Literal["measuring", "packing"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +145,8 @@ class Key:
     verbs: tuple[str, ...] = ()  # commands that have it as an option
     options: tuple[str, ...] = ()  # its names there; by default its own
     resume: Resume = "taken"
+    costs: bool = False  # do the costs of samples follow from it
+    needs: tuple[Need, ...] = ()  # without which it can do nothing
 
     @property
     def default_words(self) -> str:
@@ -160,6 +164,13 @@ def key(
     return field(default=None, metadata={"key": Key(kind=kind, help=help, aliases=named, **more)})
 
 
+MEASURING: tuple[Need, ...] = ("measuring",)
+PACKING: tuple[Need, ...] = ("packing",)
+measured = partial(key, verbs=("measure",), costs=True)
+packed = partial(key, verbs=("pack",))
+pack_limit = partial(packed, COUNT, shown="no limit", needs=PACKING)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
     """Settings by name; None where not set."""
@@ -173,6 +184,11 @@ class Section:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From values that were checked."""
         return cls(**{name: value for name, value in values.items() if value is not None})
+
+    @classmethod
+    def needing(cls, need: Need) -> tuple[str, ...]:
+        """Settings that can do nothing without measuring, or without packing."""
+        return tuple(name for name, one in cls.known().items() if need in one.needs)
 
     def given(self, *names: str) -> dict[str, Any]:
         """The settings that were given, of these or of all."""

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from packtrain.config.config_files import RuntimeValue, Written
-from packtrain.config.keys import brief_name, nearest_key
+from packtrain.config.data_section import MEDIA_LIMITS
+from packtrain.config.keys import brief_name
 from packtrain.config.meanings import Meant
 from packtrain.config.sections import (
     ALIASES,
     HOMES,
     KEYS,
-    MEDIA_LIMITS,
     PROCESSOR_CLASS,
     PROCESSOR_NAMES,
     SECTION_ALIASES,
     SECTIONS,
-    described_key,
+    key_hint,
     names_model,
 )
 from packtrain.config.systems import marks_of, systems_of
@@ -274,7 +274,7 @@ class _File:
             self.reading.unused[brief_name(at)] = "it has no value"
             return
         known = SECTIONS[section].known() if section else KEYS
-        hint = nearest_key(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES]) or described_key(key)
+        hint = key_hint(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
         self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.config.config_files import Written, config_files
+from packtrain.config.data_section import DataSection
 from packtrain.config.keys import brief_name
 from packtrain.config.reading import Reading
-from packtrain.config.sections import SECTIONS, DataSection, ModelSection, ReportSection, TrainingSection
+from packtrain.config.sections import SECTIONS, ModelSection, ReportSection
+from packtrain.config.training_section import TrainingSection
 from packtrain.core.secrets import kept_apart
 from packtrain.core.user_code import from_anywhere
 from packtrain.records.yaml_text import brief, read_value

@@ -89,7 +89,7 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 
 
 def leftovers(folder: Path, name: str, ending: str = "tmp") -> list[Path]:
-    """What processes write, or have left, under a temporary name for a file or a folder of this one."""
+    """Temporary files or folders for this name: being written, or left by killed processes."""
     found = folder.glob(f".{glob.escape(name)}.*.{ending}")
     return [path for path in found if path.name.split(".")[-2].isdecimal()]
 
@@ -112,7 +112,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a folder with anything but files and folders in it: a link leads out of it, whoever reads or writes."""
+    """Refuse a folder with anything but files and folders in it: a link leads out of it."""
     if not folder.is_dir():
         return
     with os.scandir(folder) as entries:
@@ -277,8 +277,8 @@ def read_json(
 def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Wait until no other process is in a block with this path, or raise BlockingIOError where that is not wanted.
 
-    False where the disk has no locks, or where we may neither write nor find one: then nobody waits. What is complete
-    there can be used all the same, and whoever wants to write finds out why it cannot.
+    False where the disk has no locks, or where the lock file can be neither made nor opened: then there is no waiting.
+    What is complete there can still be used, and writing fails with its own error.
     """
     file = _opened(path)
     held = False

@@ -20,7 +20,7 @@ BLOCK = 16 << 20
 THREADS = 4
 _PIECE = 1 << 20  # read at a time; fits the processor's cache
 
-Report = Callable[[int], None]  # is told of so many more bytes that were read
+Report = Callable[[int], None]  # gets the number of further bytes that were read
 
 
 def _nobody(_: int) -> None:
@@ -38,14 +38,14 @@ class Checking:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileSum:
-    """What a file was when it was written."""
+    """Size and checksum of a file when it was written."""
 
     bytes: int
     checksum: str
 
     @classmethod
     def of(cls, path: Path, report: Report = _nobody) -> FileSum:
-        """Of a file as it is now; a link is refused."""
+        """For a file as it is now; a link is refused."""
         descriptor = open_own(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size
@@ -67,7 +67,7 @@ class FileSum:
         return {"bytes": self.bytes, "checksum": self.checksum}
 
     def fault(self, path: Path) -> str | None:
-        """What is wrong with the file as it is now, if anything is."""
+        """How the file differs now, or None."""
         try:
             found = path.stat().st_size
             if found == self.bytes:
@@ -83,7 +83,7 @@ def checks_here() -> bool:
 
 
 def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
-    """Of some files of a folder, for its JSON."""
+    """Size and checksum of some files of a folder, for JSON."""
     return {name: FileSum.of(folder / name).plain() for name in sorted(names)}
 
 
@@ -109,7 +109,7 @@ _JUST_NOW = 2_000_000_000  # nanoseconds: so recent a change may be followed by 
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """What changes with a file; None where it has changed just now, or is not there."""
+    """Numbers that change with a file; None where it has changed just now, or is missing."""
     try:
         found = path.stat()
     except OSError:

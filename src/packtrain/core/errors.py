@@ -1,4 +1,4 @@
-"""What can go wrong, said so that the reader knows where, what was found, what was expected and what to do."""
+"""Errors that say where, what was found, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RecordError(Exception):
 
 
 def of_system(error: OSError) -> PacktrainError:
-    """What the system says about a file or a folder, with a way out."""
+    """An error of the operating system about a file or folder, with a way out."""
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the system"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         fix = "set a writable folder: --out, training.output_dir; for the cache data.cache_dir or "

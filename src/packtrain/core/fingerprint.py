@@ -52,7 +52,7 @@ def _short(value: Any) -> str:
 
 
 def file_state(path: str | Path, content: bool = False) -> dict[str, object]:
-    """What identifies a file: size and modification time, or its content hash on request."""
+    """Size and modification time of a file, or its content hash on request."""
     stat = os.stat(path)
     if not content:
         return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}

@@ -20,7 +20,7 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """What a package needs to have the names that it imports for type checkers: `__getattr__`, `__dir__`, `__all__`."""
+    """`__getattr__`, `__dir__` and `__all__` of a package, for the names that it imports for type checkers."""
     places = _imported(_source(package))
 
     def get(name: str) -> Any:
@@ -41,7 +41,7 @@ def _source(package: str) -> str:
 
 
 def _imported(source: str) -> dict[str, str]:
-    """Module by name, of what stands under `if TYPE_CHECKING`."""
+    """Name -> module, from the imports under `if TYPE_CHECKING`."""
     found = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":

@@ -1,4 +1,4 @@
-"""What differs between kinds of media, as values: by which names their tokens, costs, limits and tensors go."""
+"""Kinds of media as values: the names of their tokens, costs, limits and tensors."""
 
 from __future__ import annotations
 

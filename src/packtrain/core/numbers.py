@@ -201,7 +201,7 @@ def shown(text: object, limit: int = 80) -> str:
 
 
 def isolated(text: object, limit: int = 80) -> str:
-    """A name inside a sentence that may run in the other direction: it does not turn what stands around it."""
+    """A name inside a sentence that may run in the other direction: it does not turn the text around it."""
     return f"\u2068{shown(text, limit)}\u2069"
 
 
@@ -224,7 +224,7 @@ def whole_percent(share: float) -> str:
 
 
 def signed_percent(share: float) -> str:
-    """By how much something grows or shrinks.
+    """Relative growth or decrease.
 
     >>> signed_percent(0.046), signed_percent(-0.25)
     ('+4.6 %', '-25.0 %')

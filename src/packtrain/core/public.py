@@ -7,7 +7,7 @@ import re
 LINK = r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)"  # before a URL in which another one is: zip://a.json::http://host/b.zip
 ENDS = r"[\s'\"<>`\\]"  # what no URL has in it
 _URL = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*)://((?:(?!{LINK}|{ENDS}).)*)")
-WEB = ("http", "https")  # where a question mark begins a query, and is no wildcard
+WEB = ("http", "https")  # where a question mark begins a query instead of being a wildcard
 # Names of parameters that are no part of a place; those of two letters are Azure's.
 _SECRET = re.compile(r"(?i)sig|token|key|auth|pass|pwd|secret|cred|expires|policy|session|code|hmac|^x-|^s[a-z]$|^spr$")
 _PLAIN = re.compile(r"[\w.,:/-]{0,24}")  # a value that says what is meant; what is longer may be a key to it

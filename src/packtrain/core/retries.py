@@ -1,4 +1,4 @@
-"""Again after a pause: what disks, networks and servers sometimes refuse and give a moment later."""
+"""Retries after a pause, for faults of disks, networks and servers that pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Answer = TypeVar("Answer")
 
 
 class Unreachable(OSError):
-    """A source that was asked as often as is worth it, or that will not answer: nobody has to ask again."""
+    """A source that did not answer in all its attempts, or never will: not to be retried."""
 
 
 def of_the_moment(error: Exception) -> bool:
@@ -21,7 +21,7 @@ def of_the_moment(error: Exception) -> bool:
 def retried(
     ask: Callable[[], Answer], pauses: Sequence[float], *, passes: Callable[[Exception], bool] = of_the_moment
 ) -> Answer:
-    """What `ask` returns, in a new attempt after each pause while its fault is one that may pass; its error at last."""
+    """The result of `ask`, tried again after each pause while its error may pass; at last its error."""
     for pause in (*pauses, None):
         try:
             return ask()

@@ -1,7 +1,7 @@
 """Secrets of the user: they are used where something is opened, and never written, shown or compared.
 
 What a URL holds beside its place (user, password, signature) is kept apart from it where it comes in. From there on
-only the rest goes around, into requests, tables, ledgers and messages; whoever opens it asks for the `whole` of it.
+only the rest is passed around, in requests, tables, ledgers and messages; code that opens it calls `with_secrets`.
 What was kept apart is in the environment of this process, so that those that it starts have it too, and nowhere else.
 """
 
@@ -44,7 +44,7 @@ def kept_apart(url: str) -> str:
 
 
 def _refuse_blanks(url: str) -> None:
-    """In a text, a URL ends at a blank or a quote: what of a password stands behind it would be shown."""
+    """In a text, a URL ends at a blank or a quote: the rest of a password after it would be shown."""
     filled = re.sub(ENDS, "_", url)
     if filled != url and public(filled) != filled:
         raise ConfigError(
@@ -71,7 +71,7 @@ def handed_over() -> str:
 
 
 def taken_over(known: str) -> None:
-    """What another process has kept apart."""
+    """Use the secrets that another process handed over."""
     os.environ[_VARIABLE] = known
 
 
@@ -127,7 +127,7 @@ def _whole(url: str) -> str | None:
 
 
 def _chain(url: str) -> tuple[str, str]:
-    """The last URL of a chain such as simplecache::http://host/a.tar, and what stands before it."""
+    """The last URL of a chain such as simplecache::http://host/a.tar, and the text before it."""
     last = re.split(LINK, url)[-1]
     return url.removesuffix(last), last
 
@@ -140,7 +140,7 @@ def _stem(url: str) -> str:
 
 
 def _resource(url: str) -> tuple[str, tuple[str, ...]]:
-    """What a URL leads to, as far as that does not change with its signature."""
+    """The parts of a URL that do not change with its signature."""
     place = urlsplit(url)
     names = sorted(part.partition("=")[0].lower() for part in place.query.split("&") if part)
     signed = any(re.search("sig|token|expires|policy|^x-", name) for name in names)

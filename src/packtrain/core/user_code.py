@@ -43,7 +43,7 @@ def import_named(name: str, *, where: str) -> ModuleType:
 
 
 def lazy(path: str) -> Any:
-    """What one of packtrain's own lazy paths, "module:name", leads to."""
+    """The value at one of packtrain's own lazy paths, "module:name"."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -56,7 +56,7 @@ def from_anywhere(name: str, folder: str = ".") -> str:
 
 
 def without_folder(name: str) -> str:
-    """By what it is known, wherever the file of its module lies.
+    """Its name without the folder of its module.
 
     >>> without_folder("/home/me/my_data.py:to_messages"), without_folder("my.data:to_messages")
     ('my_data:to_messages', 'my.data:to_messages')
@@ -87,7 +87,7 @@ def load_function(name: str, *, where: str, example: str) -> tuple[Callable[...,
 
 
 def _import(name: str) -> ModuleType:
-    """A module by its name, or by its file, beside which it may have others."""
+    """A module by its name, or by its file, whose folder may hold modules that it imports."""
     if not name.endswith(_FILE):
         return importlib.import_module(name)
     folder, file = os.path.split(os.path.abspath(name))

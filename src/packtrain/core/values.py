@@ -91,7 +91,7 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extras:
-    """What a message has beside its content."""
+    """Fields of a message other than its content."""
 
     tool_calls: tuple[ToolCall, ...] = ()  # of an assistant
     reasoning: str | None = None  # of an assistant
@@ -104,7 +104,7 @@ class TokenIds:
     """Tokens that came as such, never templated. Every one that carries loss is its own label."""
 
     ids: tuple[int, ...]
-    learned: tuple[tuple[int, int], ...]  # spans that carry loss: the first token, and the one behind the last
+    learned: tuple[tuple[int, int], ...]  # spans that carry loss: the first token, and the one after the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What a record gives to the chat template beside its messages."""
+    """Variables that a record gives to the chat template, apart from its messages."""
 
     tools: str = ""  # a JSON list of tool definitions
     kwargs: tuple[tuple[str, Scalar], ...] = ()
@@ -148,7 +148,7 @@ class Record:
         return self.variables is not None or any(m.extras is not None or m.role == "tool" for m in self.messages)
 
     def beside(self) -> Iterator[str]:
-        """The texts that it has beside the contents of its messages."""
+        """Its texts other than the contents of its messages."""
         if self.variables is not None:
             yield self.variables.tools
             yield from (text for pair in self.variables.kwargs for text in pair if isinstance(text, str))
@@ -164,7 +164,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaHeader:
-    """What the header of one medium says; nothing here needs a pixel to be decoded.
+    """The header of one medium; nothing here needs a pixel to be decoded.
 
     width and height are upright, that is after EXIF orientation. Images have frames = 1, fps = seconds = 0.
     """
@@ -175,7 +175,7 @@ class MediaHeader:
     frames: int = 1
     fps: float = 0.0
     seconds: float = 0.0
-    limits: PartLimits | None = None  # not of the header: what the data say beside the medium
+    limits: PartLimits | None = None  # from the data, not from the header
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,6 +221,10 @@ class MediaLimits:
         """The limits that were set, by name."""
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
+    def over(self, others: MediaLimits) -> MediaLimits:
+        """These, and the others where one is not set here."""
+        return MediaLimits(**{**others.given(), **self.given()})  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEntry:
@@ -236,9 +240,9 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """Where the loss of one record is taken, beside its number of tokens."""
+    """Where the loss of one record is taken, apart from its number of tokens."""
 
-    media: tuple[bool, ...] = ()  # does this medium stand where loss is taken
+    media: tuple[bool, ...] = ()  # is this medium where loss is taken
     ended: bool = True  # does anything that carries loss end in an end token
     shortened: bool = False  # does the chat template leave out what an answer says
 

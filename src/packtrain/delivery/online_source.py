@@ -16,38 +16,72 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import groupby, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
 from packtrain.core.modality import VISION_TOKENS
-from packtrain.core.values import Cost, LedgerEntry, Measured, Record
+from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.pack_source import STAGE, media_read
+from packtrain.delivery.encode.pack_source import media_read, undelivered
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.cutting import UNFIT
 from packtrain.packing.online import OnlinePacker, OnlinePlan
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
 from packtrain.packing.plan_builder import STAGE as PACKING
-from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry, SourceSpec
 
 _STATE = 2  # version of the saved state
 
 
-class StreamEncoder(Protocol):
-    """Encodes single records."""
+class EntryPlace(NamedTuple):
+    """Where an entry stands in its stream; places are in reading order."""
 
-    def encode(self, record: Record, store: MediaStore) -> EncodedSample:
-        """RecordError: it never can be encoded. OSError: it cannot be read now."""
-        ...
+    unit: int = 0
+    entry: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.unit}:{self.entry}"
+
+    @classmethod
+    def of_key(cls, key: str) -> EntryPlace:
+        """The place that a key stands for."""
+        unit, entry = key.split(":")
+        return cls(int(unit), int(entry))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Made:
+class Arrival:
+    """An entry, and where it stands."""
+
+    place: EntryPlace
+    source: int  # position in the request's list of sources
+    entry: Entry
+
+
+class SourceStream:
+    """The entries of data sources, one after the other, in the same order in every process and every time."""
+
+    def __init__(self, specs: Sequence[SourceSpec]) -> None:
+        self._specs = tuple(specs)
+
+    def read(self, start: EntryPlace) -> Iterator[Arrival]:
+        """All entries from a place on; units before it are not read."""
+        for unit in iter_units(self._specs):
+            if unit.number < start.unit:
+                continue
+            skipped = start.entry if unit.number == start.unit else 0
+            for number, entry in enumerate(read_unit(self._specs, unit)):
+                if number >= skipped:
+                    yield Arrival(place=EntryPlace(unit.number, number), source=unit.source, entry=entry)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _PlannedPack:
     """A pack that was decided, and what had to be left out on the way to it."""
 
     samples: tuple[tuple[str, int], ...] = ()  # key, tokens
@@ -69,9 +103,9 @@ class OnlineSource:
         config: PackingConfig,
         *,
         num_packs: int,
-        stream: EntryStream | None = None,
+        stream: SourceStream | None = None,
         rule: CostRule | None = None,
-        encoder: StreamEncoder | None = None,
+        encoder: SampleEncoder | None = None,
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
         report_after: int = 1000,  # entries left out one after the other, before a pack without samples tells of them
     ) -> None:
@@ -85,18 +119,18 @@ class OnlineSource:
         inputs = {**stream_inputs(request), "limits": self._capacities, "buffer": config.packing_buffer}
         self.plan = OnlinePlan(config=config, num_packs=num_packs, inputs=inputs)
         self._inputs = digest(inputs)
-        self._began: Mapping[str, Any] | None = None  # the state that was loaded
+        self._loaded: Mapping[str, Any] | None = None  # the state that was loaded
         self._process = os.getpid()
-        self._restart()
+        self._reset()
 
     def __repr__(self) -> str:
         sources = ", ".join(repr(spec.path) for spec in self._request.specs)
         return f"OnlineSource({sources}, packs of {self._config.packing_length:,} tokens, at pack {self._packs:,})"
 
-    def _restart(self) -> None:
+    def _reset(self) -> None:
         self._packer = OnlinePacker(self._capacities, buffer=self._config.packing_buffer)
-        self._epoch, self._place, self._packs, self._over = 0, EntryPlace(), 0, False
-        self._ready: deque[_Made] = deque()
+        self._epoch, self._place, self._packs, self._at_end = 0, EntryPlace(), 0, False
+        self._ready: deque[_PlannedPack] = deque()
         self._left_out: list[LedgerEntry] = []
         self._held: dict[str, Arrival] = {}  # what waits, and what is ready
         self._tokens: dict[str, int] = {}
@@ -138,44 +172,44 @@ class OnlineSource:
         if self._process != os.getpid():  # a forked worker must not share an open file with its parent
             self._process = os.getpid()
             self._forget_reading()
-        began = -1 if self._began is None else int(self._began["packs"])
-        if self._began is not None and (self._packs < began <= number or began <= number < self._packs):
-            self._take(self._began)
+        loaded = -1 if self._loaded is None else int(self._loaded["packs"])
+        if self._loaded is not None and (self._packs < loaded <= number or loaded <= number < self._packs):
+            self._restore(self._loaded)
         elif number < self._packs:
-            self._restart()
+            self._reset()
         while self._packs < number:
             self._next()
             self._hand_out()
 
-    def _next(self) -> _Made:
+    def _next(self) -> _PlannedPack:
         """The pack that comes next. At the end of the stream the next pass begins, once all of this one is out."""
         self._fetch_held()
         while not self._ready:
-            if self._over:
-                self._epoch, self._place, self._over = self._epoch + 1, EntryPlace(), False
+            if self._at_end:
+                self._epoch, self._place, self._at_end = self._epoch + 1, EntryPlace(), False
                 self._forget_reading()
-            elif not self._take_in():
+            elif not self._read_one():
                 self._end_pass()
         return self._ready[0]
 
     def _end_pass(self) -> None:
         if self._place == EntryPlace():
             raise DataError(f"{self!r}", got="no entries", expected="a stream with records")
-        self._over = True
-        self._ready.extend(self._made(keys) for keys in self._packer.flush())
+        self._at_end = True
+        self._ready.extend(self._planned(keys) for keys in self._packer.flush())
         if self._left_out:
-            self._ready.append(self._made([]))
+            self._ready.append(self._planned([]))
 
     def _hand_out(self) -> None:
         for key, _ in self._ready.popleft().samples:
             del self._held[key], self._tokens[key]
         self._packs += 1
 
-    def _encoded(self, made: _Made) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
+    def _encoded(self, pack: _PlannedPack) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
         capacity, tokens = self._capacities["tokens"], 0
         samples: list[EncodedSample] = []
-        failures = list(made.left_out)
-        for key, estimated in made.samples:
+        failures = list(pack.left_out)
+        for key, estimated in pack.samples:
             arrival = self._held[key]
             name = origin = arrival.entry.origin
             try:
@@ -186,8 +220,7 @@ class OnlineSource:
                 if tokens + len(sample) > capacity:
                     raise RecordError("pack", "longer than estimated", f"{len(sample)} tokens instead of {estimated}")
             except RecordError as error:
-                detail = f"{error.stage}: {error.detail}" if error.detail else error.stage
-                failures.append(LedgerEntry(id=name, origin=origin, stage=STAGE, reason=error.reason, detail=detail))
+                failures.append(undelivered(name, origin, error))
                 continue
             samples.append(sample)
             tokens += len(sample)
@@ -195,7 +228,7 @@ class OnlineSource:
 
     # ---- reading and packing
 
-    def _take_in(self) -> bool:
+    def _read_one(self) -> bool:
         """One more entry, into the buffer or out of the way; False at the end of the stream."""
         if not self._priced:
             self._price_ahead()
@@ -208,7 +241,7 @@ class OnlineSource:
         if isinstance(found, LedgerEntry):
             self._left_out.append(found)
             if len(self._left_out) >= self._report_after:
-                self._ready.append(self._made([]))
+                self._ready.append(self._planned([]))
         return True
 
     def _push(self, arrival: Arrival, found: Measured) -> LedgerEntry | None:
@@ -228,12 +261,12 @@ class OnlineSource:
                 filtered=True,
             )
         self._held[key], self._tokens[key] = arrival, found.cost.tokens
-        self._ready.extend(self._made(keys) for keys in self._packer.push(key, uses))
+        self._ready.extend(self._planned(keys) for keys in self._packer.push(key, uses))
         return None
 
-    def _made(self, keys: Sequence[str]) -> _Made:
+    def _planned(self, keys: Sequence[str]) -> _PlannedPack:
         left_out, self._left_out = tuple(self._left_out), []
-        return _Made(samples=tuple((key, self._tokens[key]) for key in keys), left_out=left_out)
+        return _PlannedPack(samples=tuple((key, self._tokens[key]) for key in keys), left_out=left_out)
 
     def _price_ahead(self) -> None:
         """Read some entries and compute their costs."""
@@ -290,12 +323,12 @@ class OnlineSource:
             "inputs": self._inputs,
             **({"template_date": date} if (date := self._request.template_date) is not None else {}),
             "epoch": self._epoch,
-            "over": self._over,
+            "over": self._at_end,
             "place": list(self._place),
             "packs": self._packs,
             "packer": self._packer.state_dict(),
             "tokens": dict(self._tokens),
-            "ready": [[[key for key, _ in made.samples], _plain(made.left_out)] for made in self._ready],
+            "ready": [[[key for key, _ in pack.samples], _plain(pack.left_out)] for pack in self._ready],
             "left_out": _plain(self._left_out),
         }
 
@@ -311,23 +344,22 @@ class OnlineSource:
                 if state.get("template_date") == self._request.template_date
                 else f"set template_date: {state.get('template_date')}, or start over",
             )
-        self._take(state)
-        self._began = dict(state)
+        self._restore(state)
+        self._loaded = dict(state)
 
-    def _take(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: Mapping[str, Any]) -> None:
         try:
-            self._restart()
+            self._reset()
             self._packer.load_state_dict(state["packer"])
             self._epoch, self._place = int(state["epoch"]), EntryPlace(*map(int, state["place"]))
-            self._packs, self._over = int(state["packs"]), bool(state["over"])
+            self._packs, self._at_end = int(state["packs"]), bool(state["over"])
             self._tokens = {EntryPlace.of_key(key).key: int(tokens) for key, tokens in state["tokens"].items()}
+            for keys, left_out in state["ready"]:
+                self._left_out = _entries(left_out)
+                self._ready.append(self._planned(keys))
             self._left_out = _entries(state["left_out"])
-            self._ready = deque(
-                _Made(samples=tuple((key, self._tokens[key]) for key in keys), left_out=tuple(_entries(left_out)))
-                for keys, left_out in state["ready"]
-            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            self._restart()
+            self._reset()
             raise ArtifactError(
                 "state of the stream", got=f"{type(error).__name__}: {error}", expected="a whole state"
             ) from None
@@ -360,53 +392,3 @@ def _plain(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
 
 def _entries(plain: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
     return [LedgerEntry(**entry) for entry in plain]
-
-
-class EntryPlace(NamedTuple):
-    """Where an entry stands in its stream; places are in reading order."""
-
-    unit: int = 0
-    entry: int = 0
-
-    @property
-    def key(self) -> str:
-        return f"{self.unit}:{self.entry}"
-
-    @classmethod
-    def of_key(cls, key: str) -> EntryPlace:
-        """The place that a key stands for."""
-        unit, entry = key.split(":")
-        return cls(int(unit), int(entry))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrival:
-    """An entry, and where it stands."""
-
-    place: EntryPlace
-    source: int  # position in the request's list of sources
-    entry: Entry
-
-
-class EntryStream(Protocol):
-    """Entries in an order that is the same in every process and every time. It must pickle."""
-
-    def read(self, start: EntryPlace) -> Iterator[Arrival]:
-        """All entries from a position on; if it is between entries, from the next one."""
-        ...
-
-
-class SourceStream:
-    """The entries of data sources, one after the other. Pieces before the start are not read."""
-
-    def __init__(self, specs: Sequence[SourceSpec]) -> None:
-        self._specs = tuple(specs)
-
-    def read(self, start: EntryPlace) -> Iterator[Arrival]:
-        for unit in iter_units(self._specs):
-            if unit.number < start.unit:
-                continue
-            skipped = start.entry if unit.number == start.unit else 0
-            for number, entry in enumerate(read_unit(self._specs, unit)):
-                if number >= skipped:
-                    yield Arrival(place=EntryPlace(unit.number, number), source=unit.source, entry=entry)

@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from packtrain.families.family import BatchContract as BatchContract
     from packtrain.families.family import Expansion as Expansion
     from packtrain.families.family import Family as Family
+    from packtrain.families.family import ModuleNames as ModuleNames
     from packtrain.families.family import NoRule as NoRule
     from packtrain.families.family import ProcessorSettings as ProcessorSettings
     from packtrain.families.family import Rule as Rule
     from packtrain.families.family import Run as Run
-    from packtrain.families.family import Traits as Traits
-    from packtrain.families.family import refuse_limits as refuse_limits
-    from packtrain.families.family import unsupported as unsupported
     from packtrain.families.registry import register_family as register_family
     from packtrain.families.shape import Composition as Composition
     from packtrain.families.shape import Projector as Projector

@@ -25,9 +25,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from packtrain.core.errors import ConfigError, RecordError
 
 # Unicode non-characters: they mark where a template's own generation blocks begin and end, and are cut out again.
-# Several of them, because a single one may stand in a text.
+# Several of them, because a single one may be part of a text.
 _BLOCK_START, _BLOCK_END = "\ufdd0\ufdd2\ufdd0", "\ufdd1\ufdd2\ufdd1"
 _MARKS = "packtrain_marks"  # the variable through which a rendering says whether to mark
+
+
+ChatMessage = dict[str, Any]  # as `apply_chat_template` takes it
+Messages = Sequence[ChatMessage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +130,13 @@ class ChatTemplate:
         self._variables: dict[str, Any] = {"tools": None, "documents": None, **special_tokens}
         self._marks_generation = "generation" in source and "endgeneration" in source
 
-    def given(self, variables: Mapping[str, Any]) -> ChatTemplate:
+    def with_variables(self, variables: Mapping[str, Any]) -> ChatTemplate:
         """The same template with these variables, which come before its special tokens as in transformers."""
-        found = copy.copy(self)
-        found._variables = {**self._variables, **variables}
-        return found
+        other = copy.copy(self)
+        other._variables = {**self._variables, **variables}
+        return other
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> Rendered:
+    def render(self, messages: Messages, *, add_generation_prompt: bool = False) -> Rendered:
         """The conversation as the tokenizer will see it, and what the template marks in it."""
         text = self.text(messages, add_generation_prompt=add_generation_prompt)
         if not self._marks_generation:
@@ -141,11 +145,11 @@ class ChatTemplate:
         marked = _cut_marks(self._run(messages, add_generation_prompt, _Marks(_BLOCK_START, _BLOCK_END)))
         return marked if marked.text == text else Rendered(text)
 
-    def text(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False) -> str:
+    def text(self, messages: Messages, *, add_generation_prompt: bool = False) -> str:
         """The conversation as the tokenizer will see it."""
         return self._run(messages, add_generation_prompt, _Marks("", ""))
 
-    def _run(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, marks: _Marks) -> str:
+    def _run(self, messages: Messages, add_generation_prompt: bool, marks: _Marks) -> str:
         try:
             text = self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **{**self._variables, _MARKS: marks}

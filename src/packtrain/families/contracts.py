@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from packtrain.core.errors import ConfigError
 from packtrain.families.family import BatchContract, ProcessorSettings
 from packtrain.families.registry import all_families, find_family
+from packtrain.families.shape import Config
 
 # Rotary positions that follow the longest sample of a row: where transformers looks for the length up to which they
 # do not, first the config's own keys.
@@ -44,7 +44,7 @@ _MEDIA_CONFIGS = (
 )
 
 
-def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
+def contract_for(model: ProcessorSettings | Config) -> BatchContract:
     """The contract of a model, given by its folder's settings or by its config as plain values.
 
     Raises ConfigError with the reason for a model whose samples cannot be packed.
@@ -70,10 +70,10 @@ def contract_for(model: ProcessorSettings | Mapping[str, Any]) -> BatchContract:
     return BatchContract(model_type=model_type, longest_together=together, longest_row=row)
 
 
-def _longest_together(config: Mapping[str, Any]) -> int | None:
+def _longest_together(config: Config) -> int | None:
     """The length from which rotary frequencies follow the longest sample of a row; None where they never do."""
     inner = config.get("text_config")
-    found = []
+    limits = []
     for part in (config, inner if isinstance(inner, Mapping) else {}):
         rope = part.get("rope_parameters") or part.get("rope_scaling")
         if not isinstance(rope, Mapping):
@@ -82,11 +82,11 @@ def _longest_together(config: Mapping[str, Any]) -> int | None:
         for one in nested or [rope]:
             keys = _ROPE_BY_LENGTH.get(str(one.get("rope_type") or one.get("type")), ())
             lengths = (held.get(key) for key in keys for held in (part, one))
-            found += [length for length in lengths if isinstance(length, int)][:1]
-    return min(found, default=None)
+            limits += [length for length in lengths if isinstance(length, int)][:1]
+    return min(limits, default=None)
 
 
-def _layer_reason(config: Mapping[str, Any]) -> str | None:
+def _layer_reason(config: Config) -> str | None:
     """Why layers of the language model let samples of one row see each other; None where they do not."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):
@@ -104,7 +104,7 @@ def _layer_reason(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refuse_router_loss(config: Mapping[str, Any], where: str) -> None:
+def _refuse_router_loss(config: Config, where: str) -> None:
     """Models add it to the loss of a row themselves: packed or padded, it would be divided by the step's tokens."""
     inner = config.get("text_config")
     parts = {"": config, "text_config.": inner if isinstance(inner, Mapping) else {}}

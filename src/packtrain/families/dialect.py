@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Message, Record, Variables
-from packtrain.families.chat_template import ChatTemplate
+from packtrain.families.chat_template import ChatMessage, ChatTemplate, Messages
 
-Content = str | list[dict[str, Any]]
+MessageContent = str | list[ChatMessage]
 # Under which of these a template looks for reasoning differs; transformers, too, hands it over under several.
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _WORDS = {"tools": "qzdefined", "tool calls": "qzvalue", "a tool's answer": "qzresult"}
@@ -33,7 +32,7 @@ class Dialect:
     """What one template does with reasoning, and what it leaves out of a conversation with tools."""
 
     reasoning: Literal["keys", "part", "tags", "none"]
-    tags: tuple[str, str] = ("", "")  # what is written around reasoning that stands in the content
+    tags: tuple[str, str] = ("", "")  # what is written around reasoning inside the content
     unwritten: tuple[str, ...] = ()  # keys of _WORDS
     variables: frozenset[str] = frozenset()
     plain_answers: bool = False  # a tool's answer of text alone is one string, though other contents are lists of parts
@@ -55,24 +54,24 @@ class Dialect:
             if name not in self.variables:
                 raise RecordError("template", "the chat template has no such variable", f"chat_template_kwargs: {name}")
 
-    def written(self, message: Message, content: Content) -> dict[str, Any]:
+    def written(self, message: Message, content: MessageContent) -> ChatMessage:
         """A message as the template takes it."""
-        made: dict[str, Any] = {"role": message.role, "content": content}
+        written: ChatMessage = {"role": message.role, "content": content}
         if self.plain_answers and message.role == "tool" and not isinstance(content, str):
             texts = [part["text"] for part in content if part["type"] == "text"]
-            made["content"] = "".join(texts) if len(texts) == len(content) else content
+            written["content"] = "".join(texts) if len(texts) == len(content) else content
         extras = message.extras
         if extras is None:
-            return made
+            return written
         if extras.reasoning:
             if self.reasoning == "keys":
-                made |= dict.fromkeys(_REASONING_KEYS, extras.reasoning)
+                written |= dict.fromkeys(_REASONING_KEYS, extras.reasoning)
             elif self.reasoning == "part":
-                made["content"] = [{"type": "thinking", "thinking": extras.reasoning}, *_parts(content)]
+                written["content"] = [{"type": "thinking", "thinking": extras.reasoning}, *_parts(content)]
             else:
-                made["content"] = _begun(content, extras.reasoning.join(self.tags))
+                written["content"] = _begun(content, extras.reasoning.join(self.tags))
         if extras.tool_calls:
-            made["tool_calls"] = [
+            written["tool_calls"] = [
                 {
                     **({} if call.id is None else {"id": call.id}),
                     "type": "function",
@@ -81,10 +80,10 @@ class Dialect:
                 for call in extras.tool_calls
             ]
         named = {"tool_call_id": extras.tool_call_id, "name": extras.name}
-        return made | {key: item for key, item in named.items() if item is not None}
+        return written | {key: item for key, item in named.items() if item is not None}
 
 
-def template_variables(variables: Variables | None) -> dict[str, Any]:
+def template_variables(variables: Variables | None) -> ChatMessage:
     """What a record gives to the chat template beside its messages, as `apply_chat_template` takes it."""
     if variables is None:
         return {}
@@ -94,10 +93,10 @@ def template_variables(variables: Variables | None) -> dict[str, Any]:
 def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
     """The dialect of a template."""
 
-    def content(text: str) -> Content:
+    def content(text: str) -> MessageContent:
         return text if string_content else [{"type": "text", "text": text}]
 
-    asked: dict[str, Any] = {"role": "user", "content": content("qzasked")}
+    asked: ChatMessage = {"role": "user", "content": content("qzasked")}
     answered = {"role": "assistant", "content": content("qzanswered")}
     called = {"role": "assistant", "content": content(""), "tool_calls": [_CALL]}
     result = {
@@ -106,10 +105,10 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
         "name": "qzfound",
         "content": content(_WORDS["a tool's answer"]),
     }
-    with_tools = template.given({"tools": [{"type": "function", "function": _FUNCTION}]})
-    opening: dict[str, Any] = {"role": "system", "content": content("qzopened")}
+    with_tools = template.with_variables({"tools": [{"type": "function", "function": _FUNCTION}]})
+    opening: ChatMessage = {"role": "system", "content": content("qzopened")}
 
-    def told(answer: Mapping[str, Any]) -> str:
+    def told(answer: ChatMessage) -> str:
         conversation = [asked, called, answer, answered]
         return _tried(with_tools, conversation) or _tried(with_tools, [opening, *conversation])
 
@@ -122,7 +121,7 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
     unwritten = tuple(name for name, word in _WORDS.items() if text and word not in text)
     thoughts = dict.fromkeys(_REASONING_KEYS, _THOUGHT)
     part = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": "qzanswered"}]
-    by_keys: list[list[dict[str, Any]]] = [
+    by_keys: list[list[ChatMessage]] = [
         [asked, {**answered, **thoughts}],
         [asked, {**called, **thoughts}, result, answered],
     ]
@@ -149,7 +148,7 @@ def _is_quoted(text: str) -> bool:
     return not found or before.rstrip(" '\"").endswith(("'text':", '"text":'))
 
 
-def _tried(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:
+def _tried(template: ChatTemplate, messages: Messages) -> str:
     """What the template makes of them; nothing where it refuses them, which says nothing about a record."""
     try:
         return template.text(messages)
@@ -157,13 +156,13 @@ def _tried(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str
         return ""
 
 
-def _parts(content: Content) -> list[dict[str, str]]:
+def _parts(content: MessageContent) -> list[dict[str, str]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return content
 
 
-def _begun(content: Content, beginning: str) -> Content:
+def _begun(content: MessageContent, beginning: str) -> MessageContent:
     if isinstance(content, str):
         return beginning + content
     if content and content[0]["type"] == "text":

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
 from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
-from packtrain.families.skeleton import MOST_SHAPES, Shape, Skeletons, shape_of
-from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_behind
+from packtrain.families.skeleton import Skeletons
+from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_after
 
-__all__ = ["LossOn", "Priced", "RecordEncoder", "Sized", "TooManyTokens"]
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
 
 Priced = tuple[Cost, Supervision]
 
@@ -40,13 +42,10 @@ class Sized:
 class RecordEncoder:
     """Costs of records for one model, one set of media limits and one rule of what carries loss."""
 
-    # Learning a shape costs as much as running the template for some hundred records, so rare shapes are not learned.
-    patience: ClassVar[int] = 32
-
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Rule,
+        rule: Rule,
         *,
         loss_on: LossOn | None = None,
         add_eos: bool | None = None,
@@ -56,48 +55,34 @@ class RecordEncoder:
         if loss_on is not None and loss_on not in names:
             raise ConfigError("loss_on", got=loss_on, expected=", ".join(names), fix=nearest(loss_on, names))
         self.tokenizer = LightTokenizer(settings)
-        self.layouter = Layouter(settings, family, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
-        self._skeletons = Skeletons(self.layouter)
-        self._seen: Counter[Shape] = Counter()
+        self.layouter = Layouter(settings, rule, self.tokenizer, loss_on=loss_on, add_eos=add_eos, typed=typed)
+        self.skeletons = Skeletons(self.layouter)
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
-        return self._skeletons.layout(record, headers)
+        return self.skeletons.layout(record, headers)
 
     # ---- cost
 
     def cost(self, record: Record, headers: Sequence[MediaHeader]) -> Priced:
         """The record's cost."""
-        (found,) = self.costs([Sized(record, tuple(headers))])
-        if isinstance(found, RecordError):
-            raise found
-        return found
+        (cost,) = self.costs([Sized(record, tuple(headers))])
+        if isinstance(cost, RecordError):
+            raise cost
+        return cost
 
     def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[Priced | RecordError]:
         """A cost, or an error, for each record; TooManyTokens where the beginning of a text has far more than allowed.
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
         """
-        layouts: list[Layout | Counts | RecordError] = []
-        texts: dict[bool, dict[str, Any]] = {False: {}, True: {}}
-        for sized in batch:
-            try:
-                layout = self._layout(sized)
-                if isinstance(layout, Layout):
-                    self._require_short(layout.text, most_tokens)
-                    texts[layout.special][layout.text] = None
-                layouts.append(layout)
-            except RecordError as error:
-                layouts.append(error)
-        for special, wanted in texts.items():
-            wanted.update(zip(wanted, self.tokenizer.encode_batch(list(wanted), special=special), strict=True))
-        costs: list[Priced | RecordError] = []
-        for sized, made in zip(batch, layouts, strict=True):
-            try:
-                costs.append(made if isinstance(made, RecordError) else self._price(sized, made, texts))
-            except RecordError as error:
-                costs.append(error)
-        return costs
+        layouts = [self._layout(sized, most_tokens) for sized in batch]
+        encodings: dict[tuple[bool, str], Encoding] = {}
+        for special in (False, True):
+            wanted = dict.fromkeys(one.text for one in layouts if isinstance(one, Layout) and one.special == special)
+            encoded = self.tokenizer.encode_batch(list(wanted), special=special)
+            encodings.update(zip(((special, text) for text in wanted), encoded, strict=True))
+        return [self._price(sized, layout, encodings) for sized, layout in zip(batch, layouts, strict=True)]
 
     def _require_short(self, text: str, most: int | None) -> None:
         """Refuse a text by its beginning. Where it is cut tokens may change, so only twice too many are too many."""
@@ -108,31 +93,33 @@ class RecordEncoder:
                 raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
             look *= 4
 
-    def _layout(self, sized: Sized) -> Layout | Counts:
+    def _layout(self, sized: Sized, most_tokens: int | None) -> Layout | Counts | RecordError:
         """Counts where the record came as tokens, else its text."""
-        record = sized.record
-        if record.tokens is not None:
-            return self._count_ids(record.tokens)
-        key = shape_of(record)
-        if len(self._seen) >= MOST_SHAPES:
-            self._seen.clear()
-        if self._seen[key] < self.patience:
-            self._seen[key] += 1
-            return self.layouter.layout(record, sized.headers)
-        return self._skeletons.layout(record, sized.headers, key)
+        try:
+            if sized.record.tokens is not None:
+                return self._count_ids(sized.record.tokens)
+            layout = self.layout(sized.record, sized.headers)
+            self._require_short(layout.text, most_tokens)
+        except RecordError as error:
+            return error
+        return layout
 
-    def _price(self, sized: Sized, layout: Layout | Counts, texts: Mapping[bool, Mapping[str, Any]]) -> Priced:
+    def _price(
+        self, sized: Sized, layout: Layout | Counts | RecordError, encodings: Mapping[tuple[bool, str], Encoding]
+    ) -> Priced | RecordError:
+        if isinstance(layout, RecordError):
+            return layout
         if isinstance(layout, Layout):
-            counts = _count(layout, texts[layout.special][layout.text])
+            counts = _count(layout, encodings[layout.special, layout.text])
             expansions = layout.expansions
             supervision = Supervision(layout.media_supervised, layout.ended(self.tokenizer), layout.shortened)
         else:
             counts, expansions = layout, ()
             supervision = Supervision((), self._ends(sized.record.tokens))
         if counts.text_tokens < 1:
-            raise RecordError("template", "no tokens")
+            return RecordError("template", "no tokens")
         if counts.supervised_tokens < 1:
-            raise RecordError("loss", "no supervised tokens", _silent(sized.record))
+            return RecordError("loss", "no supervised tokens", _silent(sized.record))
         media: Counter[str] = Counter()
         media_tokens = frames = patches = largest = 0
         for header, expansion in zip(sized.headers, expansions, strict=True):
@@ -162,7 +149,7 @@ class RecordEncoder:
     # ---- tokens that came as such
 
     def require_usable(self, tokens: TokenIds) -> None:
-        """Refuse ids that the model's tokenizer does not have, and those that stand for media."""
+        """Refuse ids that the model's tokenizer does not have, and those of media."""
         if (largest := max(tokens.ids)) >= self.tokenizer.size:
             detail = f"{largest}; the tokenizer has ids up to {self.tokenizer.size - 1}"
             raise RecordError("schema", "an id outside the vocabulary", detail)
@@ -192,10 +179,10 @@ class RecordEncoder:
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
         layout = self.layouter.rendered(record)
-        found = Supervision((False,) * len(list(record.media())), layout.ended(self.tokenizer), layout.shortened)
+        supervision = Supervision((False,) * len(list(record.media())), layout.ended(self.tokenizer), layout.shortened)
         if layout.supervised is None:
-            return None, found
-        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)), found
+            return None, supervision
+        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)), supervision
 
     def token_count(self, pieces: Sequence[str | Run]) -> int:
         """Tokens of an expansion on its own; differences of two such counts are exact in any context."""
@@ -210,14 +197,14 @@ def _silent(record: Record) -> str:
     return "" if answered else "a prompt without an answer"
 
 
-def _count(layout: Layout, encoding: Any) -> Counts:
+def _count(layout: Layout, encoding: Encoding) -> Counts:
     """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
     text_tokens = len(encoding) - len(layout.runs)
-    tail_tokens = tokens_behind(encoding, layout.runs[-1].at) if layout.runs else text_tokens
+    tail_tokens = tokens_after(encoding, layout.runs[-1].at) if layout.runs else text_tokens
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
         return Counts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
-    spans = covered_by_all(encoding, layout.supervised, behind=1)
+    spans = covered_by_all(encoding, layout.supervised, after=1)
     supervised = sum([end - first for first, end in spans])
     for run in layout.runs:
         inside = any(start <= run.at < end for start, end in layout.supervised)

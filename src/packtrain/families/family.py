@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.shape import Composition, Decoder
+from packtrain.families.shape import Composition, Config, Decoder
 
 if TYPE_CHECKING:
     from packtrain.families.tiny import TinySpec
+
+
+ProcessorKwargs = dict[str, Any]  # arguments of a processor's call
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ class ProcessorSettings:
     folder: str
     tokenizer_folder: str | None = None  # where a finished tokenizer has been saved, if not in the model's folder
     model_type: str  # transformers' model type, or "text" where there is no image processor
-    processor: Mapping[str, Any] = field(default_factory=dict)  # processor_config.json without its nested parts
-    image: Mapping[str, Any] = field(default_factory=dict)
-    video: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)  # the model's config.json, {} where there is none
-    tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
+    processor: Config = field(default_factory=dict)  # processor_config.json without its nested parts
+    image: Config = field(default_factory=dict)
+    video: Config = field(default_factory=dict)
+    config: Config = field(default_factory=dict)  # the model's config.json, {} where there is none
+    tokenizer_config: Config = field(default_factory=dict)
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # bos_token, image_token, ... by name
     chat_template: str | None = None
     tool_template: str | None = None  # used instead where a record has tools: `tool_use` of a tokenizer with several
@@ -68,51 +71,52 @@ class ProcessorSettings:
         return "".join(filter(None, (self.chat_template, self.tool_template)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traits:
-    """How a family's chat template is to be used, where it differs from the rest."""
-
-    string_content: bool | None = None  # content as one string instead of typed parts; None: only for text models
-    media_first: bool = False  # all media stand before the first user text
-    video_chat_template: str | None = None  # used instead of the folder's own as soon as there is a video
-
-
-class Rule(Protocol):
-    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light.
-
-    A family may also have `traits: Traits`, `check_sample(headers, expansions)` to refuse combinations of media, and
-    `presized(height, width)`, the sides that a `resized_height` and `resized_width` in the data stand for.
-    `load_rule` notes as `limits` what it was made with.
-    """
+class Rule:
+    """The few verbs in which families differ. One instance per (settings, limits); it must pickle and stay light."""
 
     name: ClassVar[str]  # transformers' model type
+    limit_names: ClassVar[tuple[str, ...]] = ()  # of the limits that it has a setting for; others are refused
+    # How its chat template is used, where that differs from the rest.
+    string_content: ClassVar[bool | None] = None  # as one string, not as typed parts; None: only for text models
+    media_first: ClassVar[bool] = False  # all media come before the first user text
+    video_chat_template: ClassVar[str | None] = None  # used instead of the folder's own as soon as there is a video
     placeholders: Mapping[MediaKind, str]  # what the chat template writes for one medium of each supported kind
 
-    def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None: ...
+    def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
+        _refuse_limits(self.name, limits, self.limit_names)
+        self.limits, self.placeholders = limits, {}
 
     def image(self, header: MediaHeader, images_in_sample: int, number: int = 1) -> Expansion:
         """The expansion of a sample's `number`-th image. Raises RecordError for a size that the processor refuses."""
-        ...
+        raise RecordError("family", f"{self.name} takes no image")
 
     def video(self, header: MediaHeader) -> Expansion:
         """The expansion of one video, frames sampled as in training. Raises RecordError where it is refused."""
-        ...
+        raise RecordError("family", f"{self.name} takes no video")
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def check_sample(self, headers: Sequence[MediaHeader], expansions: Sequence[Expansion]) -> None:
+        """Raise RecordError for media that the processor does not take together."""
+
+    def presized(self, height: int, width: int) -> tuple[int, int] | None:
+        """The sides that a `resized_height` and `resized_width` in the data stand for; None where they mean nothing."""
+        return None
+
+    def processor_kwargs(self) -> ProcessorKwargs:
         """Arguments that make the real processor apply the same limits (`images_kwargs`, `videos_kwargs`)."""
-        ...
+        return {}
+
+
+class TextOnly(Rule):
+    """Any decoder-only text model; a record with media is refused."""
+
+    name: ClassVar[str] = "text"
 
 
 class NoRule(Exception):
     """These settings leave what a family's rule covers; the processor itself has to be run to know the cost."""
 
 
-def unsupported(family: str, kind: str) -> RecordError:
-    """The error for a medium that this family cannot take."""
-    return RecordError("family", f"{family} takes no {kind}")
-
-
-def refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) -> None:
+def _refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...]) -> None:
     """Refuse limits that a family has no setting for, rather than ignoring them."""
     for name in limits.given():
         if name not in supported:
@@ -147,6 +151,15 @@ class BatchContract:
     longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleNames:
+    """What a model calls its parts where those are none of the usual names: attributes of the inner model."""
+
+    language: str = ""
+    vision: str = ""
+    projector: str = ""
+
+
 SmallImage = Callable[[Any], Mapping[str, np.ndarray]]  # the model's config -> the arguments of get_image_features
 
 
@@ -159,6 +172,7 @@ class Family:
     shape        sizes and parameters, for predictions. None: read by the usual keys of a config, with a note.
     small_image  the least that the vision encoder takes, for ranks without media. Needed where media are trained.
     tiny         a small random model, as `tiny:MODEL_TYPE`.
+    modules      what its submodules are called. Needed where those are none of the usual names.
     """
 
     model_type: str
@@ -173,5 +187,6 @@ class Family:
     # It is imported with torch, when a model is there.
     image_sizes: str | None = None
     tiny: TinySpec | None = None
-    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # configs of real sizes, by name
+    modules: ModuleNames = field(default_factory=ModuleNames)
+    published: Mapping[str, Config] = field(default_factory=dict)  # configs of real sizes, by name
     in_transformers: bool = True

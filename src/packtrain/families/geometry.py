@@ -8,15 +8,16 @@ from typing import Any
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaLimits
-from packtrain.families.family import Expansion, NoRule, ProcessorSettings
+from packtrain.families.family import Expansion, NoRule, ProcessorKwargs, ProcessorSettings
+from packtrain.families.shape import Config
 
 
-def overlay(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(defaults: Config, given: Config) -> Config:
     """A processor class's defaults with the settings that are not null put over them."""
     return {**defaults, **{key: value for key, value in given.items() if value is not None}}
 
 
-def video_settings(settings: ProcessorSettings) -> Mapping[str, Any]:
+def video_settings(settings: ProcessorSettings) -> Config:
     """The video processor's settings; a folder without any of its own lends those of the image processor."""
     return settings.video or settings.image
 
@@ -88,21 +89,19 @@ def require_video(header: MediaHeader, *, rate: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameChoice:
-    """How frames are sampled: a fixed number, so many a second, or (both None) all of them."""
+    """How frames are sampled: a fixed number, a rate per second, or (both None) all of them."""
 
     num_frames: int | None = None
     fps: float | None = None
 
-    def kwargs(self) -> dict[str, Any]:
+    def kwargs(self) -> ProcessorKwargs:
         """Arguments of the video processor. Both names are given, as a missing one would be filled from its settings
         and refused beside the other; older processors cannot sample all frames, so those are not sampled."""
         sampled = self.num_frames is not None or self.fps is not None
         return {"do_sample_frames": sampled, "num_frames": self.num_frames, "fps": self.fps}
 
 
-def frame_choice(
-    limits: MediaLimits, video: Mapping[str, Any], *, fallback: FrameChoice, number_wins: bool = True
-) -> FrameChoice:
+def frame_choice(limits: MediaLimits, video: Config, *, fallback: FrameChoice, number_wins: bool = True) -> FrameChoice:
     """The sampling that limits ask for, else the settings, else the fallback.
 
     `number_wins`: the processor reads its own num_frames even where the call says None, so fps cannot replace it.

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Record, Text, Variables
-from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.chat_template import ChatMessage, ChatTemplate, Rendered
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
-from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run, Traits
-from packtrain.families.part_limits import PartFamilies
+from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
+from packtrain.families.part_limits import MediaRules
 from packtrain.families.tokenizer import LightTokenizer
 from packtrain.families.turns import Span, TurnFinder, common_length
 
@@ -73,28 +74,26 @@ class Layouter:
     def __init__(
         self,
         settings: ProcessorSettings,
-        family: Rule,
+        rule: Rule,
         tokenizer: LightTokenizer,
         *,
         loss_on: LossOn | None,
         add_eos: bool | None,
         typed: bool,
     ) -> None:
-        self.family = family
+        self.rule = rule
         self.tokenizer = tokenizer
         self.loss_on = loss_on
-        self._typed = bool(family.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
+        self._typed = bool(rule.placeholders) or typed  # a processor, not a bare tokenizer, renders the template
         # Templates of text models expect plain strings, those of processors a list of typed parts.
-        traits: Traits = getattr(family, "traits", Traits())
-        self._string_content = not self._typed if traits.string_content is None else traits.string_content
-        self._media_first = traits.media_first
-        self.parts = PartFamilies(settings, family)
+        self._string_content = not self._typed if rule.string_content is None else rule.string_content
+        self.parts = MediaRules(settings, rule)
         self._chat = self._prepare(settings.chat_template, settings)
-        videos = None if settings.own_template else traits.video_chat_template
+        videos = None if settings.own_template else rule.video_chat_template
         self._video_chat = self._prepare(videos, settings) or self._chat
         self._tool_chat = self._prepare(settings.tool_template, settings) or self._chat
         self._given: dict[tuple[bool, Variables], _Chat] = {}
-        self._kinds = {token: kind for kind, token in family.placeholders.items()}
+        self._kinds = {token: kind for kind, token in rule.placeholders.items()}
         self.placeholders = re.compile("|".join(map(re.escape, self._kinds)) or r"(?!)")
         self.reserved = (*self._kinds, *self._run_tokens())
         if add_eos and not tokenizer.eos_token:
@@ -103,15 +102,15 @@ class Layouter:
         self._plain_eos = None if add_eos is False else tokenizer.eos_token
 
     def _run_tokens(self) -> list[str]:
-        """Tokens that stand for embeddings without being placeholders; no text may hold them either."""
-        found: dict[str, None] = {}
+        """Tokens replaced by embeddings that are not placeholders; no text may hold them either."""
+        tokens: dict[str, None] = {}
         for header in SAMPLE_HEADERS:
-            if header.kind in self.family.placeholders:
+            if header.kind in self.rule.placeholders:
                 with contextlib.suppress(RecordError):
                     video = header.kind == "video"
-                    expansion = self.family.video(header) if video else self.family.image(header, 1)
-                    found |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
-        return [token for token in found if token not in self._kinds]
+                    expansion = self.rule.video(header) if video else self.rule.image(header, 1)
+                    tokens |= {piece.token: None for piece in expansion.pieces if isinstance(piece, Run)}
+        return [token for token in tokens if token not in self._kinds]
 
     def _prepare(self, source: str | None, settings: ProcessorSettings) -> _Chat | None:
         if not source:
@@ -136,7 +135,8 @@ class Layouter:
         if chat is None or not record.structured:
             return chat
         chat.dialect.require(record)
-        if any(token in text for text in (*_texts_of(record), *record.beside()) for token in self.reserved):
+        texts = ["".join(_texts(message.parts)) for message in record.messages]
+        if any(token in text for text in (*texts, *record.beside()) for token in self.reserved):
             raise RecordError("template", "media placeholders in the text do not match the media", "one is in a text")
         if variables is None:
             return chat
@@ -144,15 +144,19 @@ class Layouter:
             if len(self._given) >= _MOST_CHATS:
                 self._given.clear()
             values = template_variables(variables)
-            template = chat.template.given(values)
+            template = chat.template.with_variables(values)
             if variables.kwargs:
-                chat = replace(chat, turns=self._turns(template.given({"tools": None})))
-            self._given[videos, variables] = replace(chat, template=template, turns=chat.turns.given(template))
+                chat = replace(chat, turns=self._turns(template.with_variables({"tools": None})))
+            self._given[videos, variables] = replace(chat, template=template, turns=chat.turns.with_template(template))
         return self._given[videos, variables]
 
     def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
         """The text that will be tokenized, where its media runs stand and which characters carry loss."""
-        return self.expand(self.rendered(record), [medium.kind for medium in record.media()], self.expansions(headers))
+        return self.expanded(self.rendered(record), record, headers)
+
+    def expanded(self, rendered: Layout, record: Record, headers: Sequence[MediaHeader]) -> Layout:
+        """A rendered record with its media expanded."""
+        return self.expand(rendered, [medium.kind for medium in record.media()], self.expansions(headers))
 
     # ---- text with placeholders
 
@@ -178,9 +182,9 @@ class Layouter:
             text=text, special=special, supervised=spans, shortened=self._shortens(record, rendered.text, told)
         )
 
-    def messages(self, record: Record, dialect: Dialect) -> list[dict[str, Any]]:
+    def messages(self, record: Record, dialect: Dialect) -> list[ChatMessage]:
         """The conversation as the template expects it."""
-        if self._media_first:
+        if self.rule.media_first:
             return self._messages_media_first(record, dialect)
         return [dialect.written(m, self._content(m.parts)) for m in record.messages]
 
@@ -190,7 +194,7 @@ class Layouter:
             return pieces[0] if len(pieces) == 1 else "".join(pieces)
         return [{"type": "text", "text": p.text} if isinstance(p, Text) else {"type": p.kind} for p in parts]
 
-    def _messages_media_first(self, record: Record, dialect: Dialect) -> list[dict[str, Any]]:
+    def _messages_media_first(self, record: Record, dialect: Dialect) -> list[ChatMessage]:
         """All media stand before the first user text, as the family was trained."""
         lead = "".join(self.placeholder(medium.kind) for medium in record.media())
         messages = []
@@ -219,14 +223,10 @@ class Layouter:
         chats = [chat for chat in (self._chat, self._video_chat) if chat is not None]
         return frozenset(name for chat in chats for name in chat.template.functions)
 
-    def kind_of(self, placeholder: str) -> MediaKind:
-        """Which kind of medium a placeholder stands for."""
-        return self._kinds[placeholder]
-
     def placeholder(self, kind: MediaKind) -> str:
         """What the template writes for one medium."""
         try:
-            return self.family.placeholders[kind]
+            return self.rule.placeholders[kind]
         except KeyError:
             raise RecordError("family", f"this model takes no {kind}") from None
 
@@ -263,7 +263,7 @@ class Layouter:
         return text + eos, spans
 
     def _turns_of(
-        self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[dict[str, Any]]
+        self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[ChatMessage]
     ) -> dict[int, Span]:
         """The assistant's turns by the number of the message, where anything depends on them."""
         numbers = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
@@ -276,7 +276,7 @@ class Layouter:
         record: Record,
         turns: TurnFinder,
         rendered: Rendered,
-        messages: list[dict[str, Any]],
+        messages: list[ChatMessage],
         told: Mapping[int, Span],
     ) -> tuple[Span, ...] | None:
         """The characters that carry loss; None means all of them."""
@@ -286,7 +286,7 @@ class Layouter:
         spans = dict(zip(told, turns.marked(rendered, list(told.values())), strict=True))
         if self.loss_on == "all":
             left_out = [spans[n] if n in spans else (turns.content(rendered, messages, n),) for n in silent]
-            return _between([span for found in left_out for span in found], len(rendered.text))
+            return _between([span for parts in left_out for span in parts], len(rendered.text))
         wanted = [number for number in spans if number not in silent]
         if self.loss_on == "completion":
             wanted = [number for number in wanted if number == len(record.messages) - 1]
@@ -319,7 +319,7 @@ class Layouter:
 
     def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """The spans less media and what the template writes around them: no model can write a picture."""
-        taken: list[Span] = []
+        cut: list[Span] = []
         for match in self.placeholders.finditer(text):
             if any(start <= match.start() < end for start, end in spans):
                 kind = self._kinds[match.group()]
@@ -329,25 +329,25 @@ class Layouter:
                     raise RecordError(
                         "loss", f"{kind} in an answer that carries loss", "written differently than in a question"
                     )
-                taken.append((start, end))
-        left = _between(taken, len(text))
+                cut.append((start, end))
+        left = _between(cut, len(text))
         return tuple((max(a, c), min(b, d)) for a, b in spans for c, d in left if max(a, c) < min(b, d))
 
     def _around(self, template: ChatTemplate, kind: MediaKind) -> tuple[str, str]:
-        """What the template writes directly before and behind a medium of this kind."""
-        words, nothing = (Text("qzbefore"), Text("qzbehind")), Media(kind, MediaRef(name=""))
+        """What the template writes directly before and after a medium of this kind."""
+        words, nothing = (Text("qzbefore"), Text("qzafter")), Media(kind, MediaRef(name=""))
         shown, plain = (
             template.text([{"role": "user", "content": self._content(parts)}], add_generation_prompt=True)
             for parts in ((words[0], nothing, words[1]), words)
         )
         first = common_length(shown, plain)
         last = len(shown) - common_length(shown[first:][::-1], plain[first:][::-1])
-        before, found, behind = shown[first:last].partition(self.placeholder(kind))
-        if not found or shown[:first] + shown[last:] != plain:
+        before, placeholder, after = shown[first:last].partition(self.placeholder(kind))
+        if not placeholder or shown[:first] + shown[last:] != plain:
             raise RecordError(
                 "loss", f"{kind} in an answer that carries loss", "the template writes it in several places"
             )
-        return before, behind
+        return before, after
 
     # ---- media
 
@@ -361,71 +361,48 @@ class Layouter:
         """Put the expansions in place of the placeholders, each run written once."""
         text, spans = rendered.text, rendered.supervised
         matches = list(self.placeholders.finditer(text))
-        found = [self._kinds[match.group()] for match in matches]
-        if sorted(found) != sorted(kinds) or any(token in text for token in self.reserved[len(self._kinds) :]):
+        shown = [self._kinds[match.group()] for match in matches]
+        if sorted(shown) != sorted(kinds) or any(token in text for token in self.reserved[len(self._kinds) :]):
             raise RecordError(
                 "template",
                 "media placeholders in the text do not match the media",
-                f"{len(found)} in the text, {len(kinds)} media",
+                f"{len(shown)} in the text, {len(kinds)} media",
             )
         if not matches:
             return rendered
         # A template may show images and videos in another order than the record, so each kind has its own queue.
         queues = {kind: iter([e for k, e in zip(kinds, expansions, strict=True) if k == kind]) for kind in set(kinds)}
-        writer = _Writer()
-        cursor = 0
-        for match, kind in zip(matches, found, strict=True):
-            writer.text(text[cursor : match.start()])
-            writer.expansion(next(queues[kind]), kind)
+        pieces: list[str] = []
+        runs: list[PlacedRun] = []
+        ends, gains = [], [0]  # of the placeholders, and how many characters were gained up to each end
+        cursor = length = 0
+        for match, kind in zip(matches, shown, strict=True):
+            pieces.append(text[cursor : match.start()])
+            length += match.start() - cursor
+            for piece in next(queues[kind]).pieces:
+                if isinstance(piece, Run):
+                    if not piece.count:
+                        continue
+                    runs.append(PlacedRun(length, piece.count, kind))
+                    piece = piece.token
+                pieces.append(piece)
+                length += len(piece)
             cursor = match.end()
-            writer.shift(cursor)
-        writer.text(text[cursor:])
+            ends.append(cursor)
+            gains.append(length - cursor)
+
+        def moved(position: int) -> int:
+            return position + gains[bisect_right(ends, position)]
+
         return Layout(
-            text=writer.joined(),
+            text="".join((*pieces, text[cursor:])),
             special=rendered.special,
-            runs=tuple(writer.runs),
+            runs=tuple(runs),
             expansions=tuple(expansions),
-            supervised=None if spans is None else tuple((writer.moved(a), writer.moved(b)) for a, b in spans),
+            supervised=None if spans is None else tuple((moved(a), moved(b)) for a, b in spans),
             media_supervised=tuple(spans is None or any(a <= m.start() < b for a, b in spans) for m in matches),
             shortened=rendered.shortened,
         )
-
-
-class _Writer:
-    """Collects the pieces of a layout and knows where everything came to stand."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._length = 0
-        self._shifts: list[tuple[int, int]] = []  # (position in the rendered text, characters gained before it)
-        self.runs: list[PlacedRun] = []
-
-    def text(self, text: str) -> None:
-        self._pieces.append(text)
-        self._length += len(text)
-
-    def expansion(self, expansion: Expansion, kind: MediaKind) -> None:
-        for piece in expansion.pieces:
-            if isinstance(piece, Run):
-                if piece.count:
-                    self.runs.append(PlacedRun(self._length, piece.count, kind))
-                    self.text(piece.token)
-            else:
-                self.text(piece)
-
-    def shift(self, position: int) -> None:
-        self._shifts.append((position, self._length - position))
-
-    def moved(self, position: int) -> int:
-        gained = 0
-        for at, gain in self._shifts:
-            if at > position:
-                break
-            gained = gain
-        return position + gained
-
-    def joined(self) -> str:
-        return "".join(self._pieces)
 
 
 def _answers_with_media(record: Record) -> bool:
@@ -441,11 +418,6 @@ def _between(spans: Sequence[Span], end: int) -> tuple[Span, ...]:
     """
     edges = [0, *(edge for span in sorted(spans) for edge in span), end]
     return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
-
-
-def _texts_of(record: Record) -> list[str]:
-    """The texts of each message, side by side."""
-    return ["".join(_texts(message.parts)) for message in record.messages]
 
 
 def _texts(parts: Sequence[Text | Media]) -> list[str]:

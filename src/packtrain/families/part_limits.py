@@ -1,4 +1,4 @@
-"""A family under the limits of its run, and under those that the data give single media.
+"""A family's rule under the limits of its run, and under those that the data give single media.
 
 run            max_pixels 200,000
 {"type": "image", "image": "a.png"}                         200,000
@@ -13,28 +13,26 @@ from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.modality import MODALITIES
-from packtrain.core.values import Media, MediaHeader, MediaKind, MediaLimits, PartLimits
+from packtrain.core.values import Media, MediaHeader, MediaKind, PartLimits
 from packtrain.families.family import Expansion, ProcessorSettings, Rule
 from packtrain.families.registry import load_rule
 
 _REFUSED = "a limit in a part that the model's processor does not support"
-_MOST = 256  # families that are kept
+_MOST = 256  # rules that are kept
 
 
-class PartFamilies:
-    """The family of every medium; one instance for each set of limits."""
+class MediaRules:
+    """The rule for every medium; one instance for each set of limits."""
 
-    def __init__(self, settings: ProcessorSettings, family: Rule) -> None:
-        self.family = family
+    def __init__(self, settings: ProcessorSettings, rule: Rule) -> None:
+        self.rule = rule
         self._settings = settings
-        self._run: MediaLimits = getattr(family, "limits", MediaLimits())  # as `load_rule` notes them
         self._made: dict[tuple[MediaKind, PartLimits], Rule] = {}
-        self._check_sample = getattr(family, "check_sample", None)
 
-    def of(self, kind: MediaKind, limits: PartLimits | None) -> Rule:
-        """The family for media with these limits. RecordError where it does not have one of them."""
+    def rule_for(self, kind: MediaKind, limits: PartLimits | None) -> Rule:
+        """The rule for media with these limits. RecordError where the family does not have one of them."""
         if limits is None:
-            return self.family
+            return self.rule
         key = kind, limits
         if key not in self._made:
             if len(self._made) >= _MOST:
@@ -46,42 +44,40 @@ class PartFamilies:
         """Height and width that a medium is brought to before the processor gets it."""
         if limits is None or limits.resized_height is None or limits.resized_width is None:
             return None
-        presized = getattr(self.of(kind, limits), "presized", None)
-        if presized is None:
-            detail = f"resized_height, resized_width of {self.family.name}: they are Qwen-VL's"
+        sides = self.rule_for(kind, limits).presized(limits.resized_height, limits.resized_width)
+        if sides is None:
+            detail = f"resized_height, resized_width of {self.rule.name}: they are Qwen-VL's"
             raise RecordError("family", _REFUSED, detail)
-        height, width = presized(limits.resized_height, limits.resized_width)
-        return int(height), int(width)
+        return sides
 
     def expansion(self, header: MediaHeader, images: int, number: int = 1) -> Expansion:
         """What the processor writes for one medium; `images` are in its sample, of which it is the `number`-th."""
-        family = self.of(header.kind, header.limits)
+        rule = self.rule_for(header.kind, header.limits)
         if (size := self.resized(header.kind, header.limits)) is not None:
             header = replace(header, height=size[0], width=size[1])
-        return family.video(header) if header.kind == "video" else family.image(header, images, number)
+        return rule.video(header) if header.kind == "video" else rule.image(header, images, number)
 
     def expansions(self, headers: Sequence[MediaHeader]) -> list[Expansion]:
         """Those of a sample's media. RecordError where the family does not take them together."""
         images = sum([header.kind == "image" for header in headers])
-        found, number = [], 0
+        expansions, number = [], 0
         for header in headers:
             number += header.kind == "image"
-            found.append(self.expansion(header, images, number))
-        if self._check_sample is not None and len(headers) > 1:
-            self._check_sample(headers, found)
-        return found
+            expansions.append(self.expansion(header, images, number))
+        if len(headers) > 1:
+            self.rule.check_sample(headers, expansions)
+        return expansions
 
     def _make(self, kind: MediaKind, limits: PartLimits) -> Rule:
         try:
-            made = load_rule(self._settings, limits.over(self._run, kind))
+            rule = load_rule(self._settings, limits.over(self.rule.limits, kind))
         except ConfigError as error:
-            names = error.expected.removeprefix("one of ").split(", ")
-            own = [n.removeprefix("video_") for n in names if n in MODALITIES[kind].limits]
+            own = [n.removeprefix("video_") for n in self.rule.limit_names if n in MODALITIES[kind].limits]
             where = error.where.removeprefix("limit ").removeprefix("video_")
-            detail = f"{where} of {kind}; {self.family.name} takes {', '.join(own) or 'none'}"
+            detail = f"{where} of {kind}; {self.rule.name} takes {', '.join(own) or 'none'}"
             raise RecordError("family", _REFUSED, detail) from None
-        assert made is not None, "only known limits change the family's rule"
-        return made
+        assert rule is not None, "only known limits change the family's rule"
+        return rule
 
 
 def with_limits(header: MediaHeader, medium: Media) -> MediaHeader:

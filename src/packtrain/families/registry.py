@@ -8,13 +8,13 @@ import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import Any
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.user_code import import_named
 from packtrain.core.values import MediaLimits
-from packtrain.families.family import Family, NoRule, ProcessorSettings, Rule
+from packtrain.families.family import Family, ModuleNames, NoRule, ProcessorSettings, Rule, TextOnly
+from packtrain.families.shape import Config
 
 # Lazy paths, each with the model types (transformers' names) that its FAMILIES describe.
 BUILT_IN: Mapping[str, tuple[str, ...]] = {
@@ -38,10 +38,10 @@ def find_family(model_type: str) -> Family | None:
     if model_type in _registered:
         return _registered[model_type]
     path = next((path for path, served in BUILT_IN.items() if model_type in served), _TEXT)
-    found = _of(path).get(model_type)
-    if found is None and (found := _installed(model_type)) is not None:
-        register_family(found)
-    return found
+    family = _of(path).get(model_type)
+    if family is None and (family := _installed(model_type)) is not None:
+        register_family(family)
+    return family
 
 
 def all_families() -> dict[str, Family]:
@@ -84,6 +84,11 @@ def register_family(family: Family) -> None:
             fix="see docs/guides/extending.md",
         )
     _registered[name] = family
+
+
+def registered_modules() -> list[ModuleNames]:
+    """What the families of users call the parts of their models."""
+    return [family.modules for family in _registered.values()]
 
 
 def load_plugins(modules: Iterable[str]) -> None:
@@ -163,18 +168,12 @@ def _rule_of(settings: ProcessorSettings) -> type[Rule] | None:
     family = find_family(settings.model_type)
     if family is not None and family.rule is not None:
         return family.rule
-    return None if settings.image or settings.video or settings.processor else _text_only()
-
-
-def _text_only() -> type[Rule]:
-    rule = _of(_TEXT)["text"].rule
-    assert rule is not None
-    return rule
+    return None if settings.image or settings.video or settings.processor else TextOnly
 
 
 def is_text_only(settings: ProcessorSettings) -> bool:
     """Does the model take no media at all?"""
-    return _rule_of(settings) is _text_only()
+    return _rule_of(settings) is TextOnly
 
 
 def require_processor_files(settings: ProcessorSettings) -> None:
@@ -195,22 +194,20 @@ def load_rule(settings: ProcessorSettings, limits: MediaLimits) -> Rule | None:
     if rule is None:
         return None
     try:
-        made = rule(settings, limits)
+        return rule(settings, limits)
     except NoRule:
         return None
-    made.limits = limits  # type: ignore[attr-defined]
-    return made
 
 
 # ---- published sizes, for random models of a real shape: what calibration runs where no files are
 
 
-def known_shapes() -> dict[str, Mapping[str, Any]]:
+def known_shapes() -> dict[str, Config]:
     """The configs that families have of published sizes, by name."""
     return {name: config for family in all_families().values() for name, config in family.published.items()}
 
 
-def known_config(name: str) -> Mapping[str, Any]:
+def known_config(name: str) -> Config:
     """The config of a known shape."""
     known = known_shapes()
     if name not in known:

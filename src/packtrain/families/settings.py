@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError
 from packtrain.families.family import ProcessorSettings
 from packtrain.families.registry import all_families
+from packtrain.families.shape import Config
 
 TEXT_ONLY = "text"
 _MAX_BYTES = 64 * 2**20
@@ -28,8 +28,14 @@ _MAX_BYTES = 64 * 2**20
 _APART = ("image_processor", "video_processor", "feature_extractor", "audio_tokenizer", "chat_template")
 
 
-def read_settings(folder: str | Path) -> ProcessorSettings:
-    """The settings of one model folder. Values that no file gives are left out: class defaults are the families'."""
+def read_settings(
+    folder: str | Path, *, tokenizer: str | None = None, chat_template: str | None = None
+) -> ProcessorSettings:
+    """The settings of one model folder. Values that no file gives are left out: class defaults are the families'.
+
+    `tokenizer` is the folder of a finished tokenizer, with the special tokens that it really has; `chat_template` is
+    the user's own, in place of the model's.
+    """
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise ConfigError(
@@ -52,26 +58,34 @@ def read_settings(folder: str | Path) -> ProcessorSettings:
     video_file = _read(root, "video_preprocessor_config.json")
     image = _nested(root, processor_file, "image_processor", image_file)
     has_processor = bool(processor_file or image_file or video_file or "processor_class" in tokenizer_config)
+    special_tokens = _special_tokens(tokenizer_config, _read(root, "special_tokens_map.json"))
+    if tokenizer is not None:
+        special_tokens |= json.loads((Path(tokenizer) / "special_tokens.json").read_text())
+    own_template = chat_template is not None
+    if not own_template:
+        chat_template = _chat_template(root, processor_file, tokenizer_config, has_processor=has_processor)
     return ProcessorSettings(
         folder=str(root),
+        tokenizer_folder=tokenizer,
         model_type=_model_type(root, config, processor_file, image, tokenizer_config),
         processor={key: value for key, value in processor_file.items() if key not in _APART},
         image=image,
         video=_nested(root, processor_file, "video_processor", video_file or image_file),
         config=config,
         tokenizer_config=tokenizer_config,
-        special_tokens=_special_tokens(tokenizer_config, _read(root, "special_tokens_map.json")),
-        chat_template=_chat_template(root, processor_file, tokenizer_config, has_processor=has_processor),
-        tool_template=None if has_processor else _tool_template(root, tokenizer_config),
+        special_tokens=special_tokens,
+        chat_template=chat_template,
+        tool_template=None if has_processor or own_template else _tool_template(root, tokenizer_config),
+        own_template=own_template,
     )
 
 
 def _model_type(
     root: Path,
-    config: Mapping[str, Any],
-    processor_file: Mapping[str, Any],
-    image: Mapping[str, Any],
-    tokenizer_config: Mapping[str, Any],
+    config: Config,
+    processor_file: Config,
+    image: Config,
+    tokenizer_config: Config,
 ) -> str:
     if isinstance(config.get("model_type"), str) and config["model_type"]:
         return str(config["model_type"])
@@ -95,11 +109,11 @@ def _model_type(
     )
 
 
-def _special_tokens(tokenizer_config: Mapping[str, Any], legacy_map: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(tokenizer_config: Config, legacy_map: Config) -> dict[str, str]:
     """The special tokens that have a name; tokens that are only listed have none and are not here."""
     if "added_tokens_decoder" in tokenizer_config:
         legacy_map = {}  # transformers reads the older file only where this newer list is absent
-    groups: list[Mapping[str, Any]] = []
+    groups: list[Config] = []
     for source in (tokenizer_config, legacy_map):
         for name in ("model_specific_special_tokens", None, "extra_special_tokens"):
             group = source if name is None else source.get(name)
@@ -116,9 +130,7 @@ def _token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _chat_template(
-    root: Path, processor_file: Mapping[str, Any], tokenizer_config: Mapping[str, Any], *, has_processor: bool
-) -> str | None:
+def _chat_template(root: Path, processor_file: Config, tokenizer_config: Config, *, has_processor: bool) -> str | None:
     raw = _read_text(root / "chat_template.jinja")
     candidates: list[Any] = [raw, tokenizer_config.get("chat_template")]
     if has_processor:
@@ -127,12 +139,12 @@ def _chat_template(
     return next((text for text in map(_template_of, candidates) if text is not None), None)
 
 
-def _tool_template(root: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
+def _tool_template(root: Path, tokenizer_config: Config) -> str | None:
     """The template that a tokenizer takes where there are tools; processors take their default one."""
     if (root / "chat_template.jinja").is_file():
         return _read_text(root / "additional_chat_templates" / "tool_use.jinja")
-    found = tokenizer_config.get("chat_template")
-    return None if isinstance(found, str) else _template_of(found, "tool_use")
+    templates = tokenizer_config.get("chat_template")
+    return None if isinstance(templates, str) else _template_of(templates, "tool_use")
 
 
 def _template_of(value: Any, name: str = "default") -> str | None:
@@ -144,7 +156,7 @@ def _template_of(value: Any, name: str = "default") -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _nested(root: Path, outer: Mapping[str, Any], name: str, fallback: Mapping[str, Any]) -> Mapping[str, Any]:
+def _nested(root: Path, outer: Config, name: str, fallback: Config) -> Config:
     """A part of processor_config.json, or the older file of its own."""
     part = outer.get(name)
     if part is None:
@@ -154,7 +166,7 @@ def _nested(root: Path, outer: Mapping[str, Any], name: str, fallback: Mapping[s
     return part
 
 
-def _read(root: Path, name: str) -> Mapping[str, Any]:
+def _read(root: Path, name: str) -> Config:
     """One JSON file as a mapping; a file that is not there is an empty one."""
     path = root / name
     text = _read_text(path)
@@ -183,20 +195,3 @@ def _read_text(path: Path) -> str | None:
 
 def _unreadable(path: Path, got: str, expected: str) -> ConfigError:
     return ConfigError(str(path), got=got, expected=expected, fix="copy this file again from the original model")
-
-
-def with_template(settings: ProcessorSettings, template: str | None) -> ProcessorSettings:
-    """The settings with the user's own chat template, where there is one."""
-    return (
-        settings
-        if template is None
-        else replace(settings, chat_template=template, tool_template=None, own_template=True)
-    )
-
-
-def with_tokenizer(settings: ProcessorSettings, folder: str | None) -> ProcessorSettings:
-    """The settings with a finished tokenizer from elsewhere, and the special tokens that it really has."""
-    if folder is None:
-        return settings
-    special = json.loads((Path(folder) / "special_tokens.json").read_text())
-    return replace(settings, tokenizer_folder=folder, special_tokens={**settings.special_tokens, **special})

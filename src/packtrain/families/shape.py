@@ -14,6 +14,8 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError
 
+Config = Mapping[str, Any]  # a JSON object of a model's folder, whole or a part of it, as it was written
+
 # How a decoder says which layers attend within a sliding window only.
 #   never      it has none
 #   always     every layer, where a window is set (and use_sliding_window, where there is such a key, is on)
@@ -46,7 +48,7 @@ class LanguageShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionShape:
-    """The vision encoder and the projector behind it; lengths are in patches, the encoder's rows."""
+    """The vision encoder and the projector after it; lengths are in patches, the encoder's rows."""
 
     hidden: int
     layers: int
@@ -130,12 +132,13 @@ class VisionEncoder:
 class Decoder:
     """One decoder class: its default sizes, and what it has beside matrices."""
 
-    defaults: Mapping[str, Any]
+    defaults: Config
     query_bias: BiasRule = "config"  # of query, key and value projections
     output_bias: BiasRule = "config"
     mlp_bias: BiasRule = "never"
     head_norms: bool = False  # a norm over each head's queries and keys
     norms: int = 2  # of a layer
+    fp32_scales: bool = False  # norms multiply with their weights before the result is cast
     own_head_dim: bool = True  # head_dim is read; else it is always hidden / heads
     windows: WindowRule = "never"
     window_period: int = 0
@@ -151,7 +154,7 @@ def decoder_sizes(
     vocabulary: int,
     context: int,
     **more: Any,
-) -> dict[str, Any]:
+) -> Config:
     """A decoder's defaults by the keys of its config."""
     return {
         "hidden_size": hidden,
@@ -170,9 +173,9 @@ def decoder_sizes(
     }
 
 
-EncoderReader = Callable[[Mapping[str, Any]], VisionEncoder]  # of a vision_config
+EncoderReader = Callable[[Config], VisionEncoder]  # of a vision_config
 # (config, encoder, the decoder's width) -> the projector, and patches per token
-ProjectorReader = Callable[[Mapping[str, Any], VisionEncoder, int], tuple[Projector, int]]
+ProjectorReader = Callable[[Config, VisionEncoder, int], tuple[Projector, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,12 +201,12 @@ class Composition:
     encoder: str  # the encoder's
     projector: ProjectorReader
     fixed: bool = False  # decoder and encoder are always these, whatever their configs call themselves
-    text_absent: Mapping[str, Any] | None = None  # what stands for a text_config that is not there
-    encoder_absent: Mapping[str, Any] | None = None
+    text_absent: Config | None = None  # used where the config has no text_config
+    encoder_absent: Config | None = None
     flat_text: bool = False  # older configs have the decoder's keys at the top
     tied: bool = False  # the default
     tied_by_text: bool = False  # the decoder's config may say it too
-    nested: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None  # a flat config in transformers' layout
+    nested: Callable[[Config], Config] | None = None  # a flat config in transformers' layout
     text_where: str = "config.json: text_config"
     encoders: Mapping[str, EncoderReader] = field(default_factory=dict)  # its own, by their model types
     traits: VisionTraits = field(default_factory=VisionTraits)
@@ -214,7 +217,7 @@ class Composition:
 ENCODER_WHERE = "config.json: vision_config"
 
 
-def vit_sizes(hidden: int, intermediate: int, layers: int, heads: int, image: int, patch: int) -> dict[str, Any]:
+def vit_sizes(hidden: int, intermediate: int, layers: int, heads: int, image: int, patch: int) -> Config:
     """An encoder's defaults by the keys of its config."""
     return {
         "hidden_size": hidden,
@@ -258,17 +261,17 @@ def vit_shape(values: Values) -> tuple[VisionShape, int]:
     return shape, (image[0] // patch[0]) * (image[1] // patch[1])
 
 
-def _clip(config: Mapping[str, Any]) -> VisionEncoder:
+def _clip(config: Config) -> VisionEncoder:
     values = Values(config, vit_sizes(768, 3072, 12, 12, 224, 32), ENCODER_WHERE)
     return fixed_vit(values, patch_bias=False, class_token=True, outer_norms=2)
 
 
-def _siglip(config: Mapping[str, Any]) -> VisionEncoder:
+def _siglip(config: Config) -> VisionEncoder:
     values = Values(config, {**vit_sizes(768, 3072, 12, 12, 224, 16), "vision_use_head": True}, ENCODER_WHERE)
     return fixed_vit(values, outer_norms=1, pooling_head=values.flag("vision_use_head"))
 
 
-def plain_vit(config: Mapping[str, Any]) -> VisionEncoder:
+def plain_vit(config: Config) -> VisionEncoder:
     """An encoder that is not known: its config must be complete."""
     return fixed_vit(Values(config, {"num_channels": 3}, ENCODER_WHERE), outer_norms=1)
 
@@ -287,7 +290,7 @@ ENCODERS: Mapping[str, EncoderReader] = {"clip_vision_model": _clip, "siglip_vis
 # ---- projectors that several families have
 
 
-def two_layers(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def two_layers(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     """Two matrices over each patch."""
     chosen = config.get("vision_feature_layer")
     inputs = encoder.shape.hidden * (len(chosen) if isinstance(chosen, list) else 1)
@@ -295,13 +298,13 @@ def two_layers(config: Mapping[str, Any], encoder: VisionEncoder, width: int) ->
     return Projector(matrices=((inputs, width, bias), (width, width, bias))), 1
 
 
-def two_layers_newline(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def two_layers_newline(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     """As `two_layers`, and one learned embedding between rows."""
     projector, merged = two_layers(config, encoder, width)
     return replace(projector, others=width), merged
 
 
-def shuffled(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def shuffled(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     """One matrix over squares of patches."""
     merged = Values(config, {"scale_factor": 2}, "config.json").size("scale_factor") ** 2
     return Projector(matrices=((encoder.shape.hidden * merged, width, False),)), merged
@@ -329,7 +332,7 @@ def square_image(config: Any) -> dict[str, np.ndarray]:
 class Values:
     """A config's values over the defaults of its class; a size that neither gives is an error that names it."""
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Config, defaults: Config, where: str) -> None:
         self._config, self._defaults, self._where = config, defaults, where
 
     def get(self, key: str) -> Any:
@@ -373,9 +376,7 @@ class Values:
 # ---- configs of published sizes
 
 
-def decoder(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, words: int
-) -> dict[str, Any]:
+def decoder(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, head_dim: int, words: int) -> Config:
     """A decoder of these sizes."""
     return {
         "hidden_size": hidden,

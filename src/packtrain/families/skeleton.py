@@ -14,14 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from packtrain.core.errors import RecordError
-from packtrain.core.values import Media, MediaHeader, MediaKind, MediaRef, Part, Record, Text
+from packtrain.core.values import Media, MediaHeader, MediaRef, Part, Record, Text
 from packtrain.families.chat_template import Watched
-from packtrain.families.family import Expansion, Run
-from packtrain.families.layout import Layout, Layouter, PlacedRun
-from packtrain.families.turns import Span
+from packtrain.families.layout import Layout, Layouter
 
 _MARKER = re.compile("\ue0f0([0-9]+)\ue0f1")
 # Texts that many templates treat specially: blank edges, nothing, thinking blocks, quotes, markup.
@@ -45,86 +43,38 @@ _SEEN_THROUGH = {
 _HIDING_METHODS = frozenset((".format", ".format_map", ".join"))
 
 Shape = tuple[tuple[object, ...], ...]
-_STRUCTURED = ("structured",)  # as if one more message: the template has to be run for each of these
-MOST_SHAPES = 4096  # kept in memory; more mean that hardly any comes again
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A character position: `offset` into literal number `literal`."""
-
-    literal: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What stands between two literals: text number `text`, trimmed or not, or else a medium of a kind."""
-
-    text: int = -1
-    trim: bool = False
-    kind: MediaKind | None = None
-    supervised: bool = False  # does a medium here stand where loss is taken
+Place = tuple[int, int]  # a character: the number of a literal, and the offset into it
+_MOST_SHAPES = 4096  # kept in memory; more mean that hardly any comes again
 
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """The literals of one shape, and the slots between them."""
+    """The literals of one shape, placeholders of media included, and which text stands between two of them."""
 
     literals: tuple[str, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[tuple[int, bool], ...]  # number of the text, and whether it is trimmed
     spans: tuple[tuple[Place, Place], ...] | None
     special: bool
 
-    def fill(self, texts: Sequence[str], kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> Layout:
-        """The record with its media expanded, each run written once."""
-        literals = self.literals
-        pieces, starts, runs = [literals[0]], [0], []
-        length = len(literals[0])
-        media = _queues(kinds, expansions)
-        for slot, literal in zip(self.slots, literals[1:], strict=True):
-            if slot.kind is None:
-                text = texts[slot.text].strip() if slot.trim else texts[slot.text]
-                pieces.append(text)
-                length += len(text)
-            else:
-                for piece in next(media[slot.kind]).pieces:
-                    if type(piece) is Run:
-                        if not piece.count:
-                            continue
-                        runs.append(PlacedRun(length, piece.count, slot.kind))
-                        piece = piece.token
-                    pieces.append(piece)  # type: ignore[arg-type]
-                    length += len(piece)  # type: ignore[arg-type]
-            pieces.append(literal)
-            starts.append(length)
-            length += len(literal)
+    def fill(self, texts: Sequence[str]) -> Layout:
+        """What the template writes for these texts, placeholders still in place."""
+        pieces, starts, length = [self.literals[0]], [0], len(self.literals[0])
+        for (number, trim), literal in zip(self.slots, self.literals[1:], strict=True):
+            text = texts[number].strip() if trim else texts[number]
+            pieces += (text, literal)
+            starts.append(length + len(text))
+            length = starts[-1] + len(literal)
         spans = self.spans
-        return Layout(
-            text="".join(pieces),
-            special=self.special,
-            runs=tuple(runs),
-            expansions=tuple(expansions),
-            supervised=None
-            if spans is None
-            else tuple([(starts[a.literal] + a.offset, starts[b.literal] + b.offset) for a, b in spans]),
-            media_supervised=tuple([slot.supervised for slot in self.slots if slot.kind is not None]),
-        )
-
-
-def _queues(kinds: Sequence[MediaKind], expansions: Sequence[Expansion]) -> dict[MediaKind, Iterator[Expansion]]:
-    """A template may show images and videos in another order than the record, so each kind has its own queue."""
-    if not kinds:
-        return {}
-    if kinds.count(kinds[0]) == len(kinds):
-        return {kinds[0]: iter(expansions)}
-    return {kind: iter([e for k, e in zip(kinds, expansions, strict=True) if k == kind]) for kind in set(kinds)}
+        if spans is not None:
+            supervised = tuple([(starts[a] + at, starts[b] + to) for (a, at), (b, to) in spans])
+        return Layout(text="".join(pieces), special=self.special, supervised=None if spans is None else supervised)
 
 
 def shape_of(record: Record) -> Shape:
     """What a record's skeleton depends on."""
-    shape = [(m.role, m.train, *[None if isinstance(p, Text) else p.kind for p in m.parts]) for m in record.messages]
-    return (*shape, _STRUCTURED) if record.structured else tuple(shape)
+    return tuple(
+        [(m.role, m.train, *[None if isinstance(p, Text) else p.kind for p in m.parts]) for m in record.messages]
+    )
 
 
 def texts_of(record: Record) -> list[str]:
@@ -135,46 +85,44 @@ def texts_of(record: Record) -> list[str]:
 class Skeletons:
     """The skeletons of one layouter, found shape by shape."""
 
+    # Learning a shape costs as much as running the template for some hundred records, so rare shapes are not learned.
+    patience: ClassVar[int] = 32
+
     def __init__(self, layouter: Layouter) -> None:
         self._layouter = layouter
-        self._reserved = layouter.reserved
         functions = layouter.template_functions
         filters = {name for name in functions if not name.startswith(".")}
         self._always_run = not filters <= _SEEN_THROUGH or bool(functions & _HIDING_METHODS)
-        self._known: dict[Shape, Skeleton | None] = {}
+        self._known: dict[Shape, Skeleton | int | None] = {}  # a number: how often it has come
 
-    def layout(self, record: Record, headers: Sequence[MediaHeader], shape: Shape | None = None) -> Layout:
-        """As the layouter lays it out, by filling in where that is known to be the same; `shape` where it is known."""
-        expansions = self._layouter.expansions(headers)
-        kinds = [header.kind for header in headers]
-        skeleton = self.skeleton(record, shape_of(record) if shape is None else shape)
-        if skeleton is not None:
-            texts = texts_of(record)
-            if not self.hides_placeholder(texts):
-                return skeleton.fill(texts, kinds, expansions)
-        return self._layouter.expand(self._layouter.rendered(record), kinds, expansions)
+    def layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
+        """As the layouter lays it out, by filling in where that is known to be the same."""
+        skeleton = self.skeleton(record)
+        texts = texts_of(record) if skeleton is not None else []
+        if skeleton is None or self._reserved_in("".join(texts)):
+            return self._layouter.layout(record, headers)
+        return self._layouter.expanded(skeleton.fill(texts), record, headers)
 
-    def skeleton(self, record: Record, shape: Shape) -> Skeleton | None:
-        """The skeleton of a record's shape; None where its template has to be run for each record."""
+    def skeleton(self, record: Record) -> Skeleton | None:
+        """The skeleton of a record's shape; None where its template has to be run."""
         if record.plain or record.structured or self._always_run:
             return None
-        if shape not in self._known:
-            if len(self._known) >= MOST_SHAPES:
-                self._known.clear()
-            self._known[shape] = self._find(record)
-        return self._known[shape]
+        shape = shape_of(record)
+        known = self._known.get(shape, 0)
+        if not isinstance(known, int):
+            return known
+        if len(self._known) >= _MOST_SHAPES:
+            self._known.clear()
+        learned = self._find(record) if known >= self.patience else None
+        self._known[shape] = learned if known >= self.patience else known + 1
+        return learned
 
-    def hides_placeholder(self, texts: Sequence[str]) -> bool:
-        """Could the texts, also side by side, hold what stands for a medium?"""
-        if not self._reserved:
-            return False
-        joined = "".join(texts)
-        return any(token in joined for token in self._reserved)
+    def _reserved_in(self, text: str) -> bool:
+        """Does it hold a token of a medium?"""
+        return any(token in text for token in self._layouter.reserved)
 
     def _find(self, record: Record) -> Skeleton | None:
-        count = sum(isinstance(part, Text) for message in record.messages for part in message.parts)
-        kinds = [medium.kind for medium in record.media()]
-        looks: list[set[str]] = [set() for _ in range(count)]
+        looks: list[set[str]] = [set() for _ in texts_of(record)]
         markers = [_Opaque(f"\ue0f0{number}\ue0f1", (looked,)) for number, looked in enumerate(looks)]
         try:
             rendered = self._layouter.rendered(with_texts(record, markers))
@@ -182,74 +130,63 @@ class Skeletons:
             return None
         if any(not looked <= {"strip"} for looked in looks):
             return None
-        for trims in ([bool(looked) for looked in looks], [True] * count):
-            skeleton = self._cut(rendered, trims, kinds)
-            if skeleton is not None and self._holds(record, skeleton, count, kinds):
+        for trims in ([bool(looked) for looked in looks], [True] * len(looks)):
+            skeleton = _cut(rendered, trims)
+            if skeleton is not None and self._holds(record, skeleton, len(looks)):
                 return skeleton
         return None
 
-    def _holds(self, record: Record, skeleton: Skeleton, count: int, kinds: list[MediaKind]) -> bool:
+    def _holds(self, record: Record, skeleton: Skeleton, count: int) -> bool:
         """Does filling in give what the template gives, for texts that are likely to show a difference?"""
-        media = [Expansion(pieces=(f"({n})", Run("*", n + 2)), patches=0, max_patches=0) for n in range(len(kinds))]
-        for probe in self.probes():
-            texts = [probe] * count
-            try:
-                slowly = self._layouter.expand(self._layouter.rendered(with_texts(record, texts)), kinds, media)
-            except RecordError:
-                return False
-            if skeleton.fill(texts, kinds, media) != slowly:
-                return False
-        return True
+        try:
+            return all(
+                skeleton.fill([probe] * count) == self._layouter.rendered(with_texts(record, [probe] * count))
+                for probe in self.probes()
+            )
+        except RecordError:
+            return False
 
     def probes(self) -> Iterator[str]:
         """Texts that are likely to show whether a template looks into them."""
         # A text with a medium's token is never filled in, so nothing need be known about it.
-        literals = [text for text in self._layouter.template_literals if not self.hides_placeholder([text])]
+        literals = [text for text in self._layouter.template_literals if not self._reserved_in(text)]
         yield from _PROBES
         for literal, following in zip(literals, [*literals[1:], ""], strict=False):  # a base model has none
             yield from (literal, f"{literal}a", f"a{literal}", f"a {literal} b", f"{literal}a{following}")
 
-    def _cut(self, rendered: Layout, trimmed: list[bool], kinds: list[MediaKind]) -> Skeleton | None:
-        """Cut markers and placeholders out of the text; None where they are not exactly what was put in."""
-        text = rendered.text
-        pattern = re.compile(f"{_MARKER.pattern}|{self._layouter.placeholders.pattern}")
-        matches = list(pattern.finditer(text))
-        edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
-        bounds = list(zip(edges[::2], edges[1::2], strict=True))
-        spans = None
-        if rendered.supervised is not None:
-            # A span that begins where a text begins must stay before it, one that ends where a text ends after it.
-            pairs = [(_place(bounds, a, 0), _place(bounds, b, -1)) for a, b in rendered.supervised]
-            spans = tuple((a, b) for a, b in pairs if a is not None and b is not None)
-            if len(spans) < len(pairs):
-                return None
-        slots = tuple(self._slot(match, trimmed, rendered.supervised) for match in matches)
-        texts = [slot.text for slot in slots if slot.kind is None]
-        if sorted(texts) != list(range(len(trimmed))) or sorted(s.kind for s in slots if s.kind) != sorted(kinds):
-            return None
-        return Skeleton(tuple(str.__str__(text[a:b]) for a, b in bounds), slots, spans, rendered.special)
 
-    def _slot(self, match: re.Match[str], trimmed: list[bool], spans: tuple[Span, ...] | None) -> Slot:
-        if match.group(1) is not None:
-            number = int(match.group(1))
-            return Slot(text=number, trim=number < len(trimmed) and trimmed[number])
-        supervised = spans is None or any(start <= match.start() < end for start, end in spans)
-        return Slot(kind=self._layouter.kind_of(match.group()), supervised=supervised)
+def _cut(rendered: Layout, trims: Sequence[bool]) -> Skeleton | None:
+    """Cut the markers out of the text; None where they are not exactly what was put in."""
+    text = rendered.text
+    matches = list(_MARKER.finditer(text))
+    numbers = [int(match[1]) for match in matches]
+    if sorted(numbers) != list(range(len(trims))):
+        return None
+    edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
+    bounds = list(zip(edges[::2], edges[1::2], strict=True))
+    spans = None
+    if rendered.supervised is not None:
+        # A span that begins where a text begins must stay before it, one that ends where a text ends after it.
+        pairs = [(_place(bounds, a, 0), _place(bounds, b, -1)) for a, b in rendered.supervised]
+        spans = tuple((a, b) for a, b in pairs if a is not None and b is not None)
+        if len(spans) < len(pairs):
+            return None
+    literals = tuple(str.__str__(text[a:b]) for a, b in bounds)
+    return Skeleton(literals, tuple((number, trims[number]) for number in numbers), spans, rendered.special)
 
 
 def _place(bounds: list[tuple[int, int]], position: int, which: int) -> Place | None:
     """The first or last literal that a position touches."""
-    found = [Place(at, position - start) for at, (start, end) in enumerate(bounds) if start <= position <= end]
-    return found[which] if found else None
+    places = [(at, position - start) for at, (start, end) in enumerate(bounds) if start <= position <= end]
+    return places[which] if places else None
 
 
 def with_texts(record: Record, texts: Sequence[str]) -> Record:
     """The same shape with other texts, and media that refer to nothing."""
     remaining = iter(texts)
-    nothing = MediaRef(name="")
 
     def part(old: Part) -> Part:
-        return Text(next(remaining)) if isinstance(old, Text) else Media(old.kind, nothing)
+        return Text(next(remaining)) if isinstance(old, Text) else Media(old.kind, MediaRef(name=""))
 
     return replace(
         record, messages=tuple(replace(message, parts=tuple(map(part, message.parts))) for message in record.messages)
@@ -262,9 +199,9 @@ class _Opaque(Watched):
     _looks: tuple[set[str], ...]  # of every text that it is made of
 
     def __new__(cls, text: str, looks: tuple[set[str], ...]) -> _Opaque:
-        made = super().__new__(cls, text)
-        made._looks = looks
-        return made
+        marker = super().__new__(cls, text)
+        marker._looks = looks
+        return marker
 
     def __str__(self) -> str:
         return self
@@ -287,8 +224,8 @@ def _noting(name: str) -> Any:
     def method(self: _Opaque, *args: Any, **kwargs: Any) -> Any:
         for looked in self._looks:
             looked.add(name if not kwargs and args in ((), (None,)) else f"{name} with arguments")
-        found = plain(self, *args, **kwargs)
-        return _Opaque(found, self._looks) if name == "strip" else found
+        result = plain(self, *args, **kwargs)
+        return _Opaque(result, self._looks) if name == "strip" else result
 
     return method
 

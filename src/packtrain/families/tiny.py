@@ -17,6 +17,7 @@ from typing import Any
 from packtrain.core.artifacts import made_once
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.families.registry import find_family, tiny_families
+from packtrain.families.shape import Config
 
 # Every template sees a message's content as one string or as a list of typed parts; `write` makes it text.
 _WRITE = """\
@@ -119,11 +120,11 @@ class TinySpec:
     added: tuple[str, ...] = ()  # tokens that are never split, yet are not special
     adds_bos: bool = False  # the tokenizer itself puts bos in front
     template: TemplateSpec
-    config: Mapping[str, Any]
-    processor: Mapping[str, Any] = field(default_factory=dict)  # empty: a model of text only
+    config: Config
+    processor: Config = field(default_factory=dict)  # empty: a model of text only
 
 
-def _mean_std(mean: list[float], std: list[float]) -> dict[str, Any]:
+def _mean_std(mean: list[float], std: list[float]) -> Config:
     return {"image_mean": mean, "image_std": std}
 
 
@@ -153,12 +154,12 @@ _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, **WEIGHTS}
 
 
-def token_ids(tokens: Mapping[str, str], *names: str) -> dict[str, Any]:
+def token_ids(tokens: Mapping[str, str], *names: str) -> Config:
     """The config entries for the ids of some named tokens: bos -> bos_token_id."""
     return {f"{name}_token_id": Id(tokens[f"{name}_token"]) for name in names}
 
 
-def text_config(model_type: str, tokens: Mapping[str, str], **more: Any) -> dict[str, Any]:
+def text_config(model_type: str, tokens: Mapping[str, str], **more: Any) -> Config:
     """The config of a small decoder."""
     absent = {f"{name}_token_id": None for name in ("bos", "eos", "pad")}
     present = [name for name in ("bos", "eos", "pad") if f"{name}_token" in tokens]
@@ -207,8 +208,8 @@ def _files(family: str) -> dict[str, bytes]:
     return {name: text.encode() for name, text in texts.items()}
 
 
-def _tokenizer_config(spec: TinySpec) -> dict[str, Any]:
-    config: dict[str, Any] = {
+def _tokenizer_config(spec: TinySpec) -> Config:
+    config = {
         # The class that takes tokenizer.json as it is, instead of rebuilding it by a family's own rules.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": 32768,

@@ -117,7 +117,7 @@ def _added_token(value: Any) -> AddedToken:
     )
 
 
-Span = tuple[int, int]  # its first token, and the one behind its last
+TokenSpan = tuple[int, int]  # its first token, and the one after its last
 
 
 class Runs:
@@ -135,7 +135,7 @@ class Runs:
         else:
             self._lengths.append(count)
 
-    def add_text(self, count: int, spans: Iterable[Span], begin: int = 0) -> None:
+    def add_text(self, count: int, spans: Iterable[TokenSpan], begin: int = 0) -> None:
         """The tokens of a text from `begin` to `count`; those inside the spans, which are in order, carry loss."""
         for first, end in spans:
             first = max(first, begin)
@@ -170,21 +170,21 @@ class Counts:
 
 def last_runs(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The runs of the last `count` tokens."""
-    skipped, found = sum(lengths) - count, Runs()
+    skipped, runs = sum(lengths) - count, Runs()
     for number, length in enumerate(lengths):
-        found.add(length - min(skipped, length), loss=number % 2 == 1)
+        runs.add(length - min(skipped, length), loss=number % 2 == 1)
         skipped -= min(skipped, length)
-    return found.lengths()
+    return runs.lengths()
 
 
-def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
+def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     """The first token that covers a character in [start, end), and how many do."""
     first = _token_at(encoding, start, end, 1)
     last = _token_at(encoding, end - 1, start - 1, -1)
     if first is None or last is None:
         return 0, 0
     # A rare character is several tokens, all with its offsets: the span ends with the last of them. Where a
-    # normalizer has composed characters, the later ones have no token, so the span may end behind that.
+    # normalizer has composed characters, the later ones have no token, so the span may end after that.
     while last + 1 < len(encoding):
         characters = encoding.token_to_chars(last + 1)
         if characters is None or characters[0] >= end:
@@ -193,25 +193,25 @@ def covered_tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     return first, last - first + 1
 
 
-def covered_by_all(encoding: Any, spans: Iterable[tuple[int, int]], *, behind: int = 0) -> list[Span]:
-    """The tokens that cover a character of any of these spans, which are in order; the first `behind` never do."""
-    found = []
+def covered_by_all(encoding: Encoding, spans: Iterable[tuple[int, int]], *, after: int = 0) -> list[TokenSpan]:
+    """The tokens that cover a character of any of these spans, in order; those before token `after` never do."""
+    tokens = []
     for start, end in spans:
         first, count = covered_tokens(encoding, start, end)
-        first, stop = max(first, behind), first + count  # a token may reach from one span into the next
+        first, stop = max(first, after), first + count  # a token may reach from one span into the next
         if first < stop:
-            found.append((first, stop))
-            behind = stop
-    return found
+            tokens.append((first, stop))
+            after = stop
+    return tokens
 
 
-def tokens_behind(encoding: Any, at: int) -> int:
+def tokens_after(encoding: Encoding, at: int) -> int:
     """The tokens after the one that covers a character; none where it has no token, so that nothing is promised."""
     token = encoding.char_to_token(at)
     return 0 if token is None else len(encoding) - 1 - int(token)
 
 
-def _token_at(encoding: Any, at: int, stop: int, step: int) -> int | None:
+def _token_at(encoding: Encoding, at: int, stop: int, step: int) -> int | None:
     """The token that covers a character, or the next character that any token covers, before `stop`."""
     while (at < stop) if step > 0 else (at > stop):
         token = encoding.char_to_token(at)

@@ -1,4 +1,4 @@
-"""Where the assistant's turns stand in a rendered conversation: the characters that carry loss.
+"""Where the assistant's turns are in a rendered conversation: the characters that carry loss.
 
 A turn is what the model has to write after the generation prompt, its end token included, without the white space that
 a template puts after that. Where a rendered turn departs from the generation prompt, it begins at the departure:
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.families.chat_template import ChatTemplate, Rendered
+from packtrain.families.chat_template import ChatMessage, ChatTemplate, Messages, Rendered
 
 Span = tuple[int, int]
-Messages = Sequence[Mapping[str, Any]]
 _ANOTHER = "qz\ue0f2another"  # a text that no record has
 _WORDS = ("qzuserone", "qzanswerone", "qzusertwo", "qzanswertwo")
 
@@ -31,9 +29,9 @@ class _Frame:
 
     prompt: str = ""  # the generation prompt
     header: str = ""  # as much of it as stands before earlier answers, too
-    closing: str = ""  # behind an answer that others follow, to the end token
-    last: str = ""  # behind the last answer, to the end token
-    tail: str = ""  # all that stands behind the last answer
+    closing: str = ""  # after an answer that others follow, to the end token
+    last: str = ""  # after the last answer, to the end token
+    tail: str = ""  # all that stands after the last answer
 
 
 class TurnFinder:
@@ -55,13 +53,13 @@ class TurnFinder:
         self._piece = re.compile("|".join((*known, r"<[^<>\s]+>", ".")), re.DOTALL)
         self._frame = self._probe()
 
-    def given(self, template: ChatTemplate) -> TurnFinder:
+    def with_template(self, template: ChatTemplate) -> TurnFinder:
         """The same for the template with tools. What stands around turns is told without them, where that can be:
         some templates write tools before the last question."""
-        found = copy.copy(self)
-        found._template = template
-        found._frame = self._frame if self._frame != _Frame() else found._probe()
-        return found
+        other = copy.copy(self)
+        other._template = template
+        other._frame = self._frame if self._frame != _Frame() else other._probe()
+        return other
 
     def spans(self, rendered: Rendered, messages: Messages) -> tuple[tuple[Span, ...], ...]:
         """What carries loss of each assistant message, in order; several spans where the template marks them."""
@@ -90,23 +88,23 @@ class TurnFinder:
 
     def _start(self, text: str, messages: Messages, turn: int) -> int | None:
         """Where the generation prompt ends, or where the text departs from it."""
-        if turn and messages[turn - 1]["role"] != "assistant":  # behind an answer some templates write no prompt
+        if turn and messages[turn - 1]["role"] != "assistant":  # after an answer some templates write no prompt
             prompt = self._rendered(messages[:turn], add_generation_prompt=True)
             if prompt is not None and text.startswith(prompt):
                 return len(prompt)
         return self._departure(text, messages, turn)
 
     def _departure(self, text: str, messages: Messages, turn: int) -> int | None:
-        """Where the text behind the message before stops being the generation prompt; never before the header."""
-        before = shared = 0  # where that message ends, and how far the text behind it is the prompt
+        """Where the text after the message before stops being the generation prompt; never before the header."""
+        before = shared = 0  # where that message ends, and how far the text after it is the prompt
         if turn:
             longer = [*messages[: turn - 1], self._longer(messages[turn - 1]), *messages[turn:]]
-            following = self._behind(longer)
+            following = self._after(longer)
             if following is None or not text.endswith(following):
                 return None
             before = len(text) - len(following)
-            prompt = self._behind(longer[:turn], add_generation_prompt=True)
-            plain = self._behind(longer[:turn])
+            prompt = self._after(longer[:turn], add_generation_prompt=True)
+            plain = self._after(longer[:turn])
             shared = self._same_tokens(following, prompt or "")
             if not self._frame.header and (plain is None or shared < len(plain.rstrip())):
                 return None  # not even the message before is written as it would be at its end
@@ -122,18 +120,18 @@ class TurnFinder:
     def _lead(self, messages: Messages, turn: int) -> str | None:
         """What stands before an answer, told by another one in its place that makes the same calls."""
         another = self._message("assistant", _ANOTHER)
-        found = None
+        lead = None
         if calls := messages[turn].get("tool_calls"):
             another["tool_calls"] = calls
-            found = self._before([*messages[:turn], another, *messages[turn + 1 :]])
+            lead = self._before([*messages[:turn], another, *messages[turn + 1 :]])
             first = {**calls[0], "function": {**calls[0]["function"], "name": _ANOTHER}}
             another = {**self._message("assistant", ""), "tool_calls": [first, *calls[1:]]}
-        return found or self._before([*messages[:turn], another, *messages[turn + 1 :]])
+        return lead or self._before([*messages[:turn], another, *messages[turn + 1 :]])
 
     # ---- where it ends
 
     def _end(self, text: str, messages: Messages, turn: int, start: int) -> int | None:
-        """Behind the end token, or behind the answer where there is none."""
+        """After the end token, or after the answer where there is none."""
         is_last = turn + 1 == len(messages)
         through = text if is_last else self._rendered(messages[: turn + 1])
         if through is not None:
@@ -153,19 +151,19 @@ class TurnFinder:
         return end if end is not None else len(text.rstrip()) if is_last else ends
 
     def _closed(self, text: str, ends: int, *, is_last: bool) -> int | None:
-        """Behind the closing of an answer that ends here; None where it has none."""
+        """After the closing of an answer that ends here; None where it has none."""
         closing = self._frame.last if is_last else self._frame.closing
         return ends + len(closing) if closing and text.startswith(closing, ends) else None
 
     def _answer_end(self, text: str, messages: Messages, turn: int) -> int | None:
         """Where the text of a message ends, told by what follows a longer one in its place."""
-        following = self._behind([*messages[:turn], self._longer(messages[turn]), *messages[turn + 1 :]])
+        following = self._after([*messages[:turn], self._longer(messages[turn]), *messages[turn + 1 :]])
         return len(text) - len(following) if following is not None and text.endswith(following) else None
 
     def _calls_end(self, text: str, messages: Messages, turn: int, start: int) -> int | None:
-        """Where what is behind another call ceases to be what would be there at the end of the conversation."""
+        """Where what is after another call ceases to be what would be there at the end of the conversation."""
         longer = [*messages[:turn], self._longer(messages[turn]), *messages[turn + 1 :]]
-        following, alone = self._behind(longer), self._behind(longer[: turn + 1])
+        following, alone = self._after(longer), self._after(longer[: turn + 1])
         if following is None or alone is None:
             return None
         rest = following[len(following[: self._shared(following, alone)].rstrip()) :]
@@ -199,13 +197,13 @@ class TurnFinder:
         lead, found, _ = (self._rendered(messages) or "").partition(_ANOTHER)
         return lead if found else None
 
-    def _behind(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
-        """What it writes behind that."""
+    def _after(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
+        """What it writes after that."""
         text = self._rendered(messages, add_generation_prompt=add_generation_prompt) or ""
         _, found, tail = text.rpartition(_ANOTHER)
         return tail if found else None
 
-    def _longer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _longer(self, message: ChatMessage) -> ChatMessage:
         """The message with more text at its end; calls with another argument."""
         if calls := message.get("tool_calls"):
             function = calls[-1]["function"]
@@ -219,7 +217,7 @@ class TurnFinder:
             return {**message, "content": [*others, {**last, "text": last["text"] + _ANOTHER}]}
         return {**message, "content": [*others, last, {"type": "text", "text": _ANOTHER}]}
 
-    def _message(self, role: str, text: str) -> dict[str, Any]:
+    def _message(self, role: str, text: str) -> ChatMessage:
         return {"role": role, "content": text if self._string_content else [{"type": "text", "text": text}]}
 
     def _shared(self, a: str, b: str) -> int:
@@ -236,12 +234,12 @@ class TurnFinder:
 
     def _whole(self, text: str, end: int) -> int:
         """The end of the last piece that ends there or before."""
-        found = 0
+        whole = 0
         for piece in self._piece.finditer(text):
             if piece.end() > end:
                 break
-            found = piece.end()
-        return found
+            whole = piece.end()
+        return whole
 
     # ---- the template
 
@@ -258,8 +256,8 @@ class TurnFinder:
             return _Frame()
         ends = [start + len(word) for start, word in zip(at, _WORDS, strict=True)]
         prompt = prompted[self._shared(prompted, asked) :]
-        behind_user = prompted.rpartition(_WORDS[0])[2]
-        header = prompt[: max(0, self._shared(text[ends[0] : at[1]], behind_user) - len(behind_user) + len(prompt))]
+        after_user = prompted.rpartition(_WORDS[0])[2]
+        header = prompt[: max(0, self._shared(text[ends[0] : at[1]], after_user) - len(after_user) + len(prompt))]
         history, tail = text[ends[1] : at[2]], text[ends[3] :]
         user_header = self._user_header(history, text[: at[0]], messages, asked.rpartition(_WORDS[0])[2])
         closing = history[: self._shared(history, tail)].rstrip()
@@ -268,17 +266,17 @@ class TurnFinder:
         last = closing if closing and tail.startswith(closing) else tail.rstrip()
         return _Frame(prompt=prompt, header=header, closing=closing, last=last, tail=tail)
 
-    def _user_header(self, history: str, beginning: str, messages: Messages, behind_user: str) -> str:
-        """What opens a user's turn behind an answer; empty where it cannot be told."""
+    def _user_header(self, history: str, beginning: str, messages: Messages, after_user: str) -> str:
+        """What opens a user's turn after an answer; empty where it cannot be told."""
         again = self._rendered([messages[0], messages[2]]) or ""
         between = again.partition(_WORDS[0])[2].partition(_WORDS[2])[0]
-        header = between[len(behind_user) :] if between.startswith(behind_user) else ""
+        header = between[len(after_user) :] if between.startswith(after_user) else ""
         if header and history.endswith(header):
             return header
         # Templates that want roles to alternate: what stands before the first question, too.
         cut = len(history) - common_length(history[::-1], beginning[::-1])
-        found = (piece.start() for piece in self._piece.finditer(history) if piece.start() >= cut > 0)
-        return history[next(found, len(history)) :]
+        starts = (piece.start() for piece in self._piece.finditer(history) if piece.start() >= cut > 0)
+        return history[next(starts, len(history)) :]
 
 
 def common_length(a: str, b: str) -> int:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from packtrain.core.fingerprint import digest
 from packtrain.core.values import Cost, LedgerEntry, Measured
-from packtrain.measuring.measure_summary import MeasureSummary, TableContent
+from packtrain.measuring.measure_summary import JsonObject, MeasureSummary, TableContent
 from packtrain.records.source import Entry
 
 COST_SCHEMA = pa.schema(
@@ -121,7 +121,7 @@ def shifted(table: pa.Table, column: str, base: int) -> pa.Table:
 _UNCHECKED = 0  # the check of a row that was made by `load_dataset`, which has none
 
 
-class Content:
+class ContentHash:
     """Takes the rows of a table piece by piece. Every column has a hash of its own, so that pieces leave no trace."""
 
     def __init__(self) -> None:
@@ -138,35 +138,35 @@ class Content:
 
     def summary(self) -> TableContent:
         """One hash of what was added."""
-        columns = {name: found.hexdigest() for name, found in self._hashes.items()}
+        columns = {name: hashed.hexdigest() for name, hashed in self._hashes.items()}
         return TableContent(digest=digest(columns), unchecked=self._unchecked)
 
     def _take(self, name: str, column: pa.Array) -> None:
         if not len(column):  # nor has it a hash: whether empty pieces came must not be seen
             return
-        found = self._hashes.setdefault(name, hashlib.sha256())
+        hashed = self._hashes.setdefault(name, hashlib.sha256())
         if pa.types.is_string(column.type):
             offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
             self._hashes.setdefault(f"{name} lengths", hashlib.sha256()).update(np.diff(offsets).tobytes())
             text = column.buffers()[2]
-            found.update(memoryview(text)[int(offsets[0]) : int(offsets[-1])] if text is not None else b"")
+            hashed.update(memoryview(text)[int(offsets[0]) : int(offsets[-1])] if text is not None else b"")
             return
         values = column.to_numpy(zero_copy_only=False)
-        found.update(np.ascontiguousarray(values).tobytes())
+        hashed.update(np.ascontiguousarray(values).tobytes())
 
 
 def content_of(costs: Path, media: Path) -> TableContent:
     """The content of a table's files, row group by row group."""
-    found = Content()
-    rows, seen = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
+    content = ContentHash()
+    rows, headers = (pq.ParquetFile(file, page_checksum_verification=True) for file in (costs, media))
     for number in range(rows.num_row_groups):
-        found.add(rows.read_row_group(number), MEDIA_SCHEMA.empty_table())
-    for number in range(seen.num_row_groups):
-        found.add(COST_SCHEMA.empty_table(), seen.read_row_group(number))
-    return found.summary()
+        content.add(rows.read_row_group(number), MEDIA_SCHEMA.empty_table())
+    for number in range(headers.num_row_groups):
+        content.add(COST_SCHEMA.empty_table(), headers.read_row_group(number))
+    return content.summary()
 
 
-def identity_of(summary: MeasureSummary) -> dict[str, Any]:
+def identity_of(summary: MeasureSummary) -> JsonObject:
     """What was measured, and how: the inputs of a table without where its media lay and when its files were written.
 
     Rows carry a checksum of their text, so that their hash stands for the data. Where some do not, as rows that
@@ -174,7 +174,7 @@ def identity_of(summary: MeasureSummary) -> dict[str, Any]:
     """
     inputs, content = summary.inputs, summary.content
     if content is None:
-        return dict(inputs)
+        return inputs
     request, data = inputs["request"], inputs["data"]
     specs = [{name: value for name, value in spec.items() if name != "media_root"} for spec in request["specs"]]
     if not content.unchecked:

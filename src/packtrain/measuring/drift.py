@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from packtrain.core.errors import DriftError, PacktrainError, RecordError
 from packtrain.core.seeds import stream
 from packtrain.core.values import Measured, Record
 from packtrain.measuring.columns import COST_FIELDS
+from packtrain.measuring.measure_summary import JsonObject
 from packtrain.measuring.measurer import Measurer
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.measuring.work import Task, measurer_for
@@ -134,7 +135,7 @@ def _differing(task: Task, table: CostTable, number: int) -> list[str]:
     return []
 
 
-def _rows(table: CostTable, source: str, origins: Collection[str]) -> list[dict[str, Any]]:
+def _rows(table: CostTable, source: str, origins: Collection[str]) -> list[JsonObject]:
     wanted = (pc.field("source") == source) & pc.field("origin").isin(list(origins))
-    found = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *COST_FIELDS], filters=wanted)
-    return found.to_pylist()  # type: ignore[no-any-return]
+    rows = pq.read_table(table.folder / COSTS, columns=["id", "origin", "check", *COST_FIELDS], filters=wanted)
+    return rows.to_pylist()  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ from packtrain.measuring.work import Task, WorkItem, measure_unit
 
 T = TypeVar("T")
 R = TypeVar("R")
-# With 0 a cluster that Ray starts listens on the loopback address alone: whoever reaches one can run code in it.
+# With 0 a cluster that Ray starts listens on the loopback address alone: everyone who reaches one can run code in it.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _AHEAD = 2  # units in flight for each worker: enough to keep it busy, few enough to keep memory flat
 
@@ -113,8 +113,8 @@ class _Hands:
 
     def held(self) -> dict[int, int]:
         """The number of the item that each process had last."""
-        found = list(self.pairs)
-        return dict(zip(found[::2], found[1::2], strict=True))
+        pairs = list(self.pairs)
+        return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 _mine: list[tuple[_Hands, int]] = []  # of this worker process

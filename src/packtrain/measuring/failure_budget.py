@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.core.values import LedgerEntry
 from packtrain.measuring.journal import UnitResult
 from packtrain.measuring.request import Request
 from packtrain.records.open import spoils_file
@@ -39,14 +40,14 @@ class Remedies:
     model: str = ""  # by its user's name
     lacks: Mapping[str, str] = field(default_factory=dict)  # of the model, by reason, with what to do
 
-    def example(self, reason: str, entry: Mapping[str, object], source: int) -> str:
+    def example(self, reason: str, entry: LedgerEntry, source: int) -> str:
         """The first record with this fault, and where its media were looked for."""
-        detail = f" {entry['detail']}" if entry["detail"] else ""
+        detail = f" {entry.detail}" if entry.detail else ""
         if reason in _PLACES and source < len(self.roots):
             detail += f", from the media root {self.roots[source]}"
         elif reason.startswith(_OF_MODEL) and self.model:
             detail += f"{',' if detail else ''} with the model {self.model}"
-        return f"{entry['origin']}:{detail}" if detail else str(entry["origin"])
+        return f"{entry.origin}:{detail}" if detail else entry.origin
 
     def to_do(self, reason: str) -> str:
         """The fix for this reason, unless the record itself is wrong."""
@@ -166,14 +167,14 @@ class FailureJudge:
 
     def _first_of(self, unit: UnitResult) -> dict[str, str]:
         """The first record of each reason; no more lines are read than that takes."""
-        found: dict[str, str] = {}
+        examples: dict[str, str] = {}
         if not unit.failed:
-            return found
+            return examples
         for line in unit.ledger.splitlines():
-            entry: dict[str, object] = json.loads(line)
-            reason = f"{entry['stage']}: {entry['reason']}"
-            if not entry["filtered"] and reason not in found:
-                found[reason] = self._remedies.example(reason, entry, unit.source)
-            if len(found) == len(unit.reasons):
+            entry = LedgerEntry(**json.loads(line))
+            reason = f"{entry.stage}: {entry.reason}"
+            if not entry.filtered and reason not in examples:
+                examples[reason] = self._remedies.example(reason, entry, unit.source)
+            if len(examples) == len(unit.reasons):
                 break
-        return found
+        return examples

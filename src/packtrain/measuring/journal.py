@@ -15,21 +15,18 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from packtrain.core.artifacts import lock, open_own, room_for
 from packtrain.core.errors import PacktrainError
 from packtrain.core.fingerprint import differences
+from packtrain.measuring.measure_summary import JsonObject
 from packtrain.records.open import spoils_file
 
 _KIND, _VERSION = "measure-journal", 6
 _FRAME = struct.Struct("<QI")
-_HEAD = (
-    *("number", "source", "file", "entries", "rows", "failed", "without_end", "shortened"),
-    *("unread", "schemas", "reasons"),
-)
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work
 
 
@@ -53,6 +50,9 @@ class UnitResult:
     ledger: bytes  # JSON lines
 
 
+_BLOBS = ("costs", "media", "ledger")  # of a unit, after its JSON line
+
+
 class Journal:
     """Finished units on disk. Open it with `Journal.open`; it holds only offsets in memory."""
 
@@ -63,7 +63,7 @@ class Journal:
         self._synced = time.monotonic()
 
     @classmethod
-    def open(cls, path: Path, inputs: dict[str, object]) -> tuple[Journal, list[str]]:
+    def open(cls, path: Path, inputs: JsonObject) -> tuple[Journal, list[str]]:
         """The journal at `path`, and why an existing one could not be continued (empty if it could)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         journal = cls(path, os.fdopen(open_own(path, os.O_RDWR | os.O_CREAT), "r+b"))
@@ -87,7 +87,7 @@ class Journal:
 
     def append(self, result: UnitResult) -> None:
         """Store one finished unit."""
-        head = {name: getattr(result, name) for name in _HEAD}
+        head = {field.name: getattr(result, field.name) for field in fields(result) if field.name not in _BLOBS}
         head["sizes"] = [len(result.costs), len(result.media), len(result.ledger)]
         body = json.dumps(head).encode() + b"\n" + result.costs + result.media + result.ledger
         with room_for(self._path):
@@ -126,13 +126,13 @@ class Journal:
         self._stream.close()
         self._path.unlink(missing_ok=True)
 
-    def _note(self, head: dict[str, Any], offset: int) -> None:
+    def _note(self, head: JsonObject, offset: int) -> None:
         self._offsets[head["number"]] = offset
         if spoils_file(head["reasons"]):
             self.spoilt.add((head["source"], head["file"]))
 
     def _scan(self) -> None:
-        """Find the complete records and cut off what a crash left behind them."""
+        """Find the complete records and cut off what a crash left after them."""
         size = self._stream.seek(0, os.SEEK_END)
         self._stream.seek(0)
         self._stream.readline()
@@ -140,7 +140,7 @@ class Journal:
         while end + _FRAME.size <= size:
             self._stream.seek(end)
             length, checksum = _FRAME.unpack(self._stream.read(_FRAME.size))
-            if length == 0 or end + _FRAME.size + length > size:  # a power cut may leave zeros behind
+            if length == 0 or end + _FRAME.size + length > size:  # a power cut may leave zeros there
                 break
             body = self._stream.read(length)
             if zlib.crc32(body) != checksum:
@@ -175,7 +175,7 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         ) from None
 
 
-def _why_stale(line: bytes, inputs: dict[str, object]) -> list[str]:
+def _why_stale(line: bytes, inputs: JsonObject) -> list[str]:
     try:
         if not line.endswith(b"\n"):
             raise ValueError("cut off")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from packtrain.core.artifacts import remove_leftovers
 from packtrain.core.checksums import sums_of
@@ -19,9 +19,16 @@ from packtrain.measuring.drift import Reference, check_drift, others_there
 from packtrain.measuring.engines import Engine
 from packtrain.measuring.failure_budget import FailureBudget, FailureJudge, Remedies, remedies_of
 from packtrain.measuring.journal import Journal, UnitResult
-from packtrain.measuring.measure_summary import DriftCheck, MeasureSummary
+from packtrain.measuring.measure_summary import (
+    DriftCheck,
+    EntryCounts,
+    JsonObject,
+    MeasureSummary,
+    UserConfig,
+    count_copies,
+    table_statistics,
+)
 from packtrain.measuring.request import measure_inputs
-from packtrain.measuring.statistics import count_copies, table_statistics
 from packtrain.measuring.table import (
     COSTS,
     JOURNAL,
@@ -33,11 +40,11 @@ from packtrain.measuring.table import (
     write_summary,
 )
 from packtrain.measuring.work import FAMILY_RULE, Task, WorkItem, work_items
-from packtrain.measuring.writer import TableCounts, write_ledger, write_table
+from packtrain.measuring.writer import write_ledger, write_table
 
 _OURS = (COSTS, MEDIA, LEDGER, SUMMARY)
 _NAMED = 5  # settings that have changed
-_NOTHING: Mapping[str, Any] = {}
+_NOTHING: UserConfig = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +100,7 @@ def run_measurement(
     reference: Callable[[], Reference | str],
     report: Callable[[MeasureProgress], None],
     *,
-    told: Mapping[str, Any] = _NOTHING,
+    told: UserConfig = _NOTHING,
     again: bool = True,
 ) -> MeasureOutcome:
     """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none.
@@ -129,24 +136,25 @@ def run_measurement(
         except DataError:
             write_ledger(out, journal)  # so that the user sees which records are meant
             raise
-        counts = write_table(out, journal)
+        written = write_table(out, journal)
+        counts = written.counts
         if counts.rows == 0:
             raise _nothing_left(counts, remedies, [str(spec.path) for spec in task.request.specs])
-        table = CostTable(out, MeasureSummary(inputs=inputs, counts=counts.totals()))
+        table = CostTable(out, MeasureSummary(inputs=inputs, counts=counts))
         if policy.check and not by_processor:
             progress.checking = min(policy.check, counts.rows)
             report(progress)
-        check = _check(task, table, counts, policy, reference)
+        check = _check(task, table, written.unit_entries, policy, reference)
         summary = MeasureSummary(
             inputs=inputs,
             places=places,
             mixture=task.request.mixture(),
             told=told,
-            counts=counts.totals(),
-            unread=counts.unread_by_name(),
-            schemas=dict(counts.schemas.most_common()),
-            content=counts.content.summary(),
-            files=tuple((file.source, places.sources[file.source].name_of(file.file)) for file in counts.files),
+            counts=counts,
+            unread=written.unread,
+            schemas=written.schemas,
+            content=written.content,
+            files=tuple((file.source, places.sources[file.source].name_of(file.file)) for file in written.files),
             statistics=table_statistics(table),
             copies=count_copies(table.column("check"), table.column("tokens")),
             measured_by="rule" if task.rule == FAMILY_RULE else "processor",
@@ -182,7 +190,7 @@ def _refuse_others(out: Path) -> None:
 
 
 def _finished_before(
-    out: Path, inputs: dict[str, Any], task: Task, told: Mapping[str, Any] | None
+    out: Path, inputs: JsonObject, task: Task, told: UserConfig | None
 ) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 
@@ -249,7 +257,11 @@ def _failed_by_media(unit: UnitResult) -> bool:
 
 
 def _check(
-    task: Task, table: CostTable, counts: TableCounts, policy: Policy, reference: Callable[[], Reference | str]
+    task: Task,
+    table: CostTable,
+    unit_entries: Sequence[int],
+    policy: Policy,
+    reference: Callable[[], Reference | str],
 ) -> DriftCheck:
     """How many records were compared with the real processor, and why none were."""
     if policy.check == 0:
@@ -261,13 +273,13 @@ def _check(
         return DriftCheck(note=processor)
     if measure_inputs(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
         raise DataError("the data", got="files that changed while they were measured", fix="measure again")
-    compared = check_drift(task, table, counts.unit_entries, processor, policy.check)
+    compared = check_drift(task, table, unit_entries, processor, policy.check)
     broken = min(policy.check, len(table)) - compared
     return DriftCheck(records=compared, note=f"{broken} more could not be decoded" if broken else "")
 
 
-def _nothing_left(counts: TableCounts, remedies: Remedies, paths: Sequence[str]) -> DataError:
-    worst = counts.reasons.most_common(3)
+def _nothing_left(counts: EntryCounts, remedies: Remedies, paths: Sequence[str]) -> DataError:
+    worst = Counter(counts.reasons).most_common(3)
     reasons = "; ".join(f"{count:,} x {reason}" for reason, count in worst)
     helps = dict.fromkeys((*(remedies.to_do(reason) for reason, _ in worst), remedies.listed()))
     return DataError(
@@ -280,10 +292,10 @@ def _nothing_left(counts: TableCounts, remedies: Remedies, paths: Sequence[str])
 
 def _versions() -> dict[str, str]:
     names = ("packtrain", "numpy", "pyarrow", "tokenizers", "jinja2", "pillow", "av", "transformers", "torch")
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
@@ -71,11 +71,16 @@ class Converter:
         """Where the media of one source are."""
         return self._stores[source]
 
+    def forget_names(self) -> None:
+        """Count unread names and schemas from zero."""
+        self.unread.handed_over()
+        self.schemas.clear()
+
 
 def _text_only(request: Request) -> bool:
     try:
         return is_text_only(request.settings())
-    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+    except ConfigError:  # no model that we could read; with an encoder of its own a stream needs none
         return False
 
 
@@ -104,7 +109,7 @@ class FamilyRule:
         return self.encoder.costs(batch, self._most)
 
 
-class Measurer:
+class Measurer(Converter):
     """Measures entries for one request."""
 
     batch = 256  # entries that are tokenized together
@@ -113,34 +118,34 @@ class Measurer:
     most_characters = 8 << 20  # of one record: minutes and gigabytes for a text that no model takes
 
     def __init__(self, request: Request, rule: CostRule) -> None:
+        super().__init__(request)
         self._filters = request.filters
         self._rule = rule
-        self._converter = Converter(request)
 
     def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
         """The row for each entry, or why there is none; in order."""
         batch: list[Sized | LedgerEntry] = []
         held = characters = 0
         for entry in entries:
-            found = self._size(entry, source)
-            batch.append(found)
-            if isinstance(found, Sized):
-                held += sum([len(medium.ref.data) for medium in found.record.media() if medium.ref.data is not None])
-                characters += _characters(found.record)
+            item = self._size(entry, source)
+            batch.append(item)
+            if isinstance(item, Sized):
+                held += sum([len(medium.ref.data) for medium in item.record.media() if medium.ref.data is not None])
+                characters += _characters(item.record)
             if len(batch) >= self.batch or held >= self.batch_bytes or characters >= self.batch_characters:
                 yield from self._price(batch, source)
                 batch, held, characters = [], 0, 0
         yield from self._price(batch, source)
 
     def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
-        good = [found for found in batch if isinstance(found, Sized)]
+        good = [item for item in batch if isinstance(item, Sized)]
         prices = iter(self._rule.price(good, self.store(source)))
-        for found in batch:
-            if not isinstance(found, Sized):
-                yield found
+        for item in batch:
+            if not isinstance(item, Sized):
+                yield item
                 continue
             price = next(prices)
-            record = found.record
+            record = item.record
             too_long = self._filters.max_sample_length
             if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
                 price = Filtered(TOO_LONG, f"{price[0].tokens} tokens")
@@ -154,7 +159,7 @@ class Measurer:
                 origin=record.origin,
                 source=record.source,
                 cost=price[0],
-                media=found.headers,
+                media=item.headers,
                 supervision=price[1],
             )
 
@@ -174,10 +179,6 @@ class Measurer:
             fault = RecordError("internal", "unexpected error", f"{type(error).__name__}: {error}"[:300])
         return _ledger(record.id if record is not None else _id_of(entry), entry.origin, fault)
 
-    def record(self, entry: Entry, source: int) -> Record:
-        """The entry as a record, if the user's filters want it."""
-        return self._converter.record(entry, source)
-
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""
         store, filters = self.store(source), self._filters
@@ -189,20 +190,6 @@ class Measurer:
                 raise RecordError("family", "audio has no token rule yet", f"{header.seconds:.2f} s")
             _check_duration(header, filters)
         return headers
-
-    def unread(self) -> dict[str, list[Any]]:
-        """What nothing reads of the records since the last call, as `UnreadNames` counts it."""
-        return self._converter.unread.handed_over()
-
-    def schemas(self) -> dict[str, int]:
-        """What the records since the last call were read as."""
-        found = dict(self._converter.schemas)
-        self._converter.schemas.clear()
-        return found
-
-    def store(self, source: int) -> MediaStore:
-        """Where the media of one source are."""
-        return self._converter.store(source)
 
 
 def _characters(record: Record) -> int:
@@ -232,6 +219,6 @@ def _check_duration(header: MediaHeader, filters: Filters) -> None:
 def _id_of(entry: Entry) -> str:
     """The best name for an entry that never became a record."""
     value = entry.value or {}
-    found = next((value[name] for name in ID_COLUMNS if name in value), None)
-    usable = isinstance(found, (str, int)) and not isinstance(found, bool) and found != ""
-    return str(found).encode("utf-8", "backslashreplace").decode() if usable else entry.origin
+    named = next((value[name] for name in ID_COLUMNS if name in value), None)
+    usable = isinstance(named, (str, int)) and not isinstance(named, bool) and named != ""
+    return str(named).encode("utf-8", "backslashreplace").decode() if usable else entry.origin

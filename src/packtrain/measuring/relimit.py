@@ -13,10 +13,9 @@ from packtrain.core.fingerprint import differences
 from packtrain.core.modality import VISION, VISION_TOKENS
 from packtrain.core.values import MediaHeader, MediaLimits, PartLimits
 from packtrain.families.encoder import RecordEncoder
-from packtrain.families.part_limits import PartFamilies
+from packtrain.families.family import Rule
+from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import load_rule
-from packtrain.families.settings import read_settings, with_template, with_tokenizer
-from packtrain.measuring.measure_summary import MeasureSummary
 from packtrain.measuring.request import settings_state
 
 if TYPE_CHECKING:
@@ -66,11 +65,11 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
                 fix="measure again",
             )
     before = summary.limits
-    after = MediaLimits(**{**before.given(), **limits.given()})  # type: ignore[arg-type]
+    after = limits.over(before)
     index = table.column("index")
     media = _media_of(table, index)
     shapes, shape_of = _shapes(media, len(index))
-    pricer = _Pricer(summary, before, after)
+    pricer = _Pricer(table, before, after)
     prices = [pricer.prices(header, images) for header, images in shapes]
 
     columns = {name: table.column(name).copy() for name in _CHANGED}
@@ -110,9 +109,9 @@ def largest_image(table: CostTable) -> int | None:
     if not shapes:
         return None
     before = table.summary.limits
-    after = MediaLimits(**{**before.given(), **table.limits.given()})  # type: ignore[arg-type]
+    after = table.limits.over(before)
     try:
-        pricer = _Pricer(table.summary, before, after)
+        pricer = _Pricer(table, before, after)
     except PacktrainError:  # the model is no longer there, or has no rule
         return None
     prices = [pricer.prices(header, count) for header, count in shapes]
@@ -137,8 +136,8 @@ def _shapes(media: dict[str, np.ndarray], num_rows: int) -> tuple[list[tuple[Med
 
 
 def _header(shape: tuple[Any, ...]) -> MediaHeader:
-    said = dict(zip(_SHAPE, shape, strict=False))
-    return MediaHeader(**{**said, "limits": PartLimits.of(said["limits"])})
+    header = dict(zip(_SHAPE, shape, strict=False))
+    return MediaHeader(**{**header, "limits": PartLimits.of(header["limits"])})
 
 
 def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, ...]:
@@ -161,25 +160,23 @@ def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, 
 class _Pricer:
     """Prices of media under the old and the new limits, each distinct shape computed once."""
 
-    def __init__(self, summary: MeasureSummary, before: MediaLimits, after: MediaLimits) -> None:
-        inputs, places = summary.inputs, summary.places
-        settings = with_tokenizer(read_settings(places.model), places.tokenizer)
-        settings = with_template(settings, inputs["request"].get("chat_template"))
-        changed = differences(inputs["settings"], settings_state(settings))
-        if changed:
+    def __init__(self, table: CostTable, before: MediaLimits, after: MediaLimits) -> None:
+        request = table.request()
+        settings = request.settings()
+        if changed := differences(table.summary.settings, settings_state(settings)):
             raise ArtifactError(
-                places.model, got="; ".join(changed), expected="the measured model", fix="measure again"
+                request.model, got="; ".join(changed), expected="the measured model", fix="measure again"
             )
-        families = [f for limits in (before, after) if (f := load_rule(settings, limits)) is not None]
-        if len(families) < 2:
+        rules = [rule for limits in (before, after) if (rule := load_rule(settings, limits)) is not None]
+        if len(rules) < 2:
             raise ConfigError("with_limits", got="a family without a rule", fix="measure again with the new limits")
-        self._families = [PartFamilies(settings, family) for family in families]
-        self._encoder = RecordEncoder(settings, families[0], loss_on=inputs["request"]["loss_on"])
+        self._rules = [MediaRules(settings, rule) for rule in rules]
+        self._encoder = RecordEncoder(settings, rules[0], loss_on=request.loss_on)
 
     def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
         """Before and after, or why a size cannot be had."""
         try:
-            old, new = (self._price(family, header, images) for family in self._families)
+            old, new = (self._price(rules, header, images) for rules in self._rules)
         except RecordError as error:
             return error
         return old, new
@@ -188,7 +185,7 @@ class _Pricer:
         self, shapes: Sequence[tuple[MediaHeader, int]], shape_of: np.ndarray, rows: np.ndarray
     ) -> Iterator[tuple[int, RecordError]]:
         """Rows whose combination of media the family refuses under the new limits."""
-        if getattr(self._families[1].family, "check_sample", None) is None or not len(rows):
+        if type(self._rules[1].rule).check_sample is Rule.check_sample or not len(rows):
             return
         several = np.flatnonzero(np.bincount(rows) > 1)
         verdicts: dict[tuple[int, ...], RecordError | None] = {}
@@ -196,12 +193,12 @@ class _Pricer:
         for row, start, stop in zip(several, starts, stops, strict=True):
             combination = tuple(shape_of[start:stop].tolist())
             if combination not in verdicts:
-                verdicts[combination] = _refusal(self._families[1], [shapes[at][0] for at in combination])
+                verdicts[combination] = _refusal(self._rules[1], [shapes[at][0] for at in combination])
             if (error := verdicts[combination]) is not None:
                 yield int(row), error
 
-    def _price(self, family: PartFamilies, header: MediaHeader, images: int) -> _Price:
-        expansion = family.expansion(header, images)
+    def _price(self, rules: MediaRules, header: MediaHeader, images: int) -> _Price:
+        expansion = rules.expansion(header, images)
         return _Price(
             tokens=self._encoder.token_count(expansion.pieces),
             media_tokens=expansion.media_tokens,
@@ -211,9 +208,9 @@ class _Pricer:
         )
 
 
-def _refusal(family: PartFamilies, headers: Sequence[MediaHeader]) -> RecordError | None:
+def _refusal(rules: MediaRules, headers: Sequence[MediaHeader]) -> RecordError | None:
     try:
-        family.expansions(headers)
+        rules.expansions(headers)
     except RecordError as error:
         return error
     return None

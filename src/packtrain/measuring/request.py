@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import packtrain
 from packtrain.core.errors import ConfigError, nearest
@@ -17,11 +17,11 @@ from packtrain.core.fingerprint import digest, files_state
 from packtrain.core.user_code import without_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.chat_template import check_date, date_for
-from packtrain.families.encoder import LossOn
 from packtrain.families.family import ProcessorSettings
+from packtrain.families.layout import LossOn
 from packtrain.families.registry import family_code, load_plugins
-from packtrain.families.settings import read_settings, with_template, with_tokenizer
-from packtrain.measuring.measure_summary import Places, SourcePlace
+from packtrain.families.settings import read_settings
+from packtrain.measuring.measure_summary import JsonObject, Places, SourcePlace
 from packtrain.records.formats.hf_dataset import hub_revision, in_files
 from packtrain.records.formats.source_files import local_root
 from packtrain.records.media import MAX_IMAGE_PIXELS
@@ -41,7 +41,7 @@ class Filters:
     max_images_per_sample: int | None = None
     max_sample_length: int | None = None  # tokens
     limit: int | None = None  # keep this many records, drawn at random
-    eval_size: float | None = None  # records that are held out: a share below 1, or so many
+    eval_size: float | None = None  # records that are held out: a share below 1, or a number of records
     eval_part: bool = False  # keep those instead of the others
 
     def __post_init__(self) -> None:
@@ -81,9 +81,8 @@ class Request:
     def settings(self) -> ProcessorSettings:
         """The model's processor settings; its family is known from here on, in whatever process."""
         load_plugins(self.plugins)
-        found = with_tokenizer(read_settings(self.model), self.tokenizer)
-        found = with_template(found, self.chat_template)
-        return found if self.template_date is None else replace(found, template_date=self.template_date)
+        settings = read_settings(self.model, tokenizer=self.tokenizer, chat_template=self.chat_template)
+        return replace(settings, template_date=self.template_date)
 
     def dated(self) -> Request:
         """With one date for all that its chat template renders, today's where none is given; none where none is used.
@@ -100,7 +99,7 @@ class Request:
         if self.template_date is not None:
             check_date(self.template_date)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> JsonObject:
         """What decides the numbers, as plain values that are the same wherever model and data lie.
 
         What the model is, its settings say. Media are where they are from the data's own folder. Shares of a mixture
@@ -140,13 +139,13 @@ class Request:
 
     @classmethod
     def from_description(
-        cls, plain: Mapping[str, Any], places: Places, mixture: Mapping[str, Mapping[str, Any]] | None = None
+        cls, plain: JsonObject, places: Places, mixture: Mapping[str, JsonObject] | None = None
     ) -> Request:
         """The request that `describe`, `places` and `mixture` tell of, as they are read back from a file."""
         shares = mixture or {}
         filters, schema = plain["filters"], plain["schema"]
         schema = schema if places.formatting_func is None else {**schema, "formatting_func": places.formatting_func}
-        found = (
+        specs = (
             {**spec, "path": place.path, "media_root": place.media_root, **shares.get(spec["name"], {})}
             for spec, place in zip(plain["specs"], places.sources, strict=True)
         )
@@ -155,7 +154,7 @@ class Request:
                 **plain,
                 "model": places.model,
                 "tokenizer": places.tokenizer,
-                "specs": tuple(SourceSpec(**spec) for spec in found),
+                "specs": tuple(SourceSpec(**spec) for spec in specs),
                 "limits": MediaLimits(**plain["limits"]),
                 "schema": SchemaOptions(**schema),
                 "filters": Filters(**{**filters, "sources": tuple(filters["sources"])}),
@@ -172,7 +171,7 @@ RULES_VERSION = 4  # raised whenever the same inputs would be measured different
 _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end in
 
 
-def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> dict[str, object]:
+def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> JsonObject:
     """Data files, request, processor settings, the module of the user's formatting function and our own version.
 
     Nothing here says where model and data lie: see `Request.places`.
@@ -188,19 +187,19 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
         "date": None,  # the request has it, where the chat template writes one
         "formatting_func": digest(formatting) if formatting is not None else None,
         "data": _data_state(named_files(request.specs), content=content_hash),
-        "revisions": {spec.name: found for spec in request.specs if (found := hub_revision(spec)) is not None},
+        "revisions": {spec.name: revision for spec in request.specs if (revision := hub_revision(spec)) is not None},
         "transformers": metadata.version("transformers") if by_processor else None,
     }
     return json.loads(json.dumps(inputs, default=str))  # type: ignore[no-any-return]  # as it will be read back
 
 
-def stream_inputs(request: Request) -> dict[str, object]:
+def stream_inputs(request: Request) -> JsonObject:
     """What a stream that is not measured depends on. Its data may grow: how its first file begins stands for them."""
     local = [spec for spec in request.specs if local_root(spec) is not None]
     first = next((file for file in data_files(local) if os.path.isfile(file)), None)
     try:
         settings = settings_state(request.settings())
-    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+    except ConfigError:  # no model that we could read; with an encoder of its own a stream needs none
         settings = {"model": request.model}
     return {"request": request.describe(), "settings": settings, "begins": _beginning(first)}
 
@@ -216,13 +215,13 @@ def _beginning(file: str | None) -> str | None:
         return None
 
 
-def _data_state(files: Mapping[str, str], *, content: bool) -> dict[str, object]:
+def _data_state(files: Mapping[str, str], *, content: bool) -> JsonObject:
     """What identifies each data file: size and time, or content; of a remote one what its store says."""
     remote = {name: remote_state(file) for name, file in files.items() if is_remote(file)}
     return files_state({name: file for name, file in files.items() if name not in remote}, content=content) | remote
 
 
-def settings_state(settings: ProcessorSettings) -> dict[str, object]:
+def settings_state(settings: ProcessorSettings) -> JsonObject:
     """The processor's settings by name, long ones as a hash, and the tokenizer's file."""
     tokenizer = Path(settings.tokenizer_folder or settings.folder) / "tokenizer.json"
     own = family_code(settings.model_type)

@@ -21,7 +21,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, PathError, nearest
 from packtrain.core.numbers import counted
 from packtrain.core.values import MediaLimits
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
-from packtrain.measuring.measure_summary import MeasureSummary, Places
+from packtrain.measuring.measure_summary import MeasureSummary, Places, UserConfig
 
 if TYPE_CHECKING:
     from packtrain.measuring.request import Request
@@ -41,7 +41,7 @@ class SourceCodes:
 
 
 class DataFile(NamedTuple):
-    """A file that rows stand in."""
+    """A file that rows are in."""
 
     source: int  # number of its source in the request
     file: str
@@ -50,13 +50,20 @@ class DataFile(NamedTuple):
 class CostTable:
     """Costs of a measured dataset. Columns are read when they are asked for."""
 
-    def __init__(self, folder: Path, summary: MeasureSummary) -> None:
-        self.folder = folder
-        self.summary = summary
-        self._columns: dict[str, np.ndarray] = {}
-        self._rows: np.ndarray | None = None  # positions kept of the file's rows; None keeps all
-        self._limits = MediaLimits()  # what `with_limits` has changed so far
-        self.dropped: Mapping[int, str] = {}  # index -> reason, of rows that `with_limits` and `filtered` leave out
+    def __init__(
+        self,
+        folder: Path,
+        summary: MeasureSummary,
+        *,
+        columns: Mapping[str, np.ndarray] | None = None,  # those that are not as in the file
+        rows: np.ndarray | None = None,  # positions kept of the file's rows; None keeps all
+        limits: MediaLimits | None = None,
+        dropped: Mapping[int, str] | None = None,
+    ) -> None:
+        self.folder, self.summary = folder, summary
+        self._columns, self._rows = columns or {}, rows
+        self.limits = limits or MediaLimits()  # what `with_limits` has set on top of those measured with
+        self.dropped = dropped or {}  # index -> reason, of rows that `with_limits` and `filtered` leave out
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -103,14 +110,14 @@ class CostTable:
     def rows(self, names: Sequence[str], positions: np.ndarray) -> dict[str, np.ndarray]:
         """Some columns of some rows, given by increasing position; only the row groups that hold them are read."""
         fresh = [name for name in names if name not in self._columns]
-        found = {name: self._columns[name][positions] for name in names if name in self._columns}
+        columns = {name: self._columns[name][positions] for name in names if name in self._columns}
         if fresh:
             read = _take(self.folder / COSTS, fresh, positions if self._rows is None else self._rows[positions])
-            found |= {name: np.asarray(read[name].to_numpy()) for name in fresh}
-        return {name: found[name] for name in names}
+            columns |= {name: np.asarray(read[name].to_numpy()) for name in fresh}
+        return {name: columns[name] for name in names}
 
     def positions_of(self, file_rows: np.ndarray) -> np.ndarray:
-        """Where rows of the file stand in this table; those that `with_limits` dropped are left out."""
+        """Where rows of the file are in this table; those that `with_limits` dropped are left out."""
         return file_rows if self._rows is None else np.flatnonzero(np.isin(self._rows, file_rows))
 
     @property
@@ -122,7 +129,7 @@ class CostTable:
         return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary.files)
 
     @property
-    def told(self) -> Mapping[str, Mapping[str, Any]]:
+    def told(self) -> UserConfig:
         """The settings that it was measured with, as a config says them, by section."""
         return self.summary.told
 
@@ -142,12 +149,7 @@ class CostTable:
 
         described, mixture = self.summary.inputs["request"], self.summary.mixture
         measured = Request.from_description(described, self.places, mixture)
-        return replace(measured, limits=MediaLimits(**{**measured.limits.given(), **self._limits.given()}))  # type: ignore[arg-type]
-
-    @property
-    def limits(self) -> MediaLimits:
-        """The media limits that `with_limits` has set on top of those measured with."""
-        return self._limits
+        return replace(measured, limits=self.limits.over(measured.limits))
 
     def source_codes(self) -> SourceCodes:
         """The source column as names and integers."""
@@ -189,11 +191,9 @@ class CostTable:
             max_frames=max_frames,
         )
         # Always from what was measured: the limits of an earlier call are applied again together with these.
-        limits = MediaLimits(**{**self._limits.given(), **limits.given()})  # type: ignore[arg-type]
+        limits = limits.over(self.limits)
         columns, rows, dropped = relimit(CostTable(self.folder, self.summary), limits)
-        table = CostTable(self.folder, self.summary)
-        table._columns, table._rows, table._limits, table.dropped = columns, rows, limits, dropped
-        return table
+        return CostTable(self.folder, self.summary, columns=columns, rows=rows, limits=limits, dropped=dropped)
 
     def largest_image(self) -> int | None:
         """Patches of the largest image, all its tiles together; None where they cannot be told from headers."""
@@ -212,11 +212,9 @@ class CostTable:
             above = keep & (self.column(column) > most) if most is not None else np.zeros(len(self), bool)
             dropped |= {int(one): f"filter: {reason}" for one in index[above]}
             keep &= ~above
-        table = CostTable(self.folder, self.summary)
-        table._columns = {name: values[keep] for name, values in self._columns.items()}
-        table._rows = (np.arange(len(self)) if self._rows is None else self._rows)[keep]
-        table._limits, table.dropped = self._limits, dropped
-        return table
+        columns = {name: values[keep] for name, values in self._columns.items()}
+        rows = (np.arange(len(self)) if self._rows is None else self._rows)[keep]
+        return CostTable(self.folder, self.summary, columns=columns, rows=rows, limits=self.limits, dropped=dropped)
 
 
 def read_summary(folder: Path) -> MeasureSummary:
@@ -268,15 +266,15 @@ def _whole(path: Path) -> Iterator[None]:
 def _check_columns(path: Path, schema: pa.Schema) -> int:
     """Refuse other columns and other types; the number of rows otherwise."""
     with _whole(path), pq.ParquetFile(path) as file:
-        found, footer = file.schema_arrow, file.metadata
-    if found.names != schema.names:
+        columns, footer = file.schema_arrow, file.metadata
+    if columns.names != schema.names:
         raise ArtifactError(
-            str(path), got=", ".join(found.names), expected=", ".join(schema.names), fix="measure again"
+            str(path), got=", ".join(columns.names), expected=", ".join(schema.names), fix="measure again"
         )
     for name in _missing(footer) if schema is COST_SCHEMA else ():
         raise ArtifactError(str(path), got=f"rows without {name}", expected="a value in every row", fix="measure again")
     for field in schema:
-        kind = found.field(field.name).type
+        kind = columns.field(field.name).type
         if kind != field.type:
             got, expected = f"{field.name} as {kind}", f"{field.name} as {field.type}"
             raise ArtifactError(str(path), got=got, expected=expected, fix="measure again")

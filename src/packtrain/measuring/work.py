@@ -59,7 +59,7 @@ def measurer_for(task: Task) -> Measurer:
 def measure_unit(task: Task, item: WorkItem) -> UnitResult:
     """Measure every entry of one unit."""
     measurer, rows = measurer_for(task), UnitRows()
-    measurer.unread(), measurer.schemas()  # of whatever it has looked at before
+    measurer.forget_names()  # of whatever it has looked at before
     entries = rows.passing(read_unit(task.request.specs, item.unit))
     if item.drawn is None:
         for result in measurer.measure(entries, item.unit.source):
@@ -80,8 +80,8 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
         failed=len(failures),
         without_end=rows.without_end,
         shortened=rows.shortened,
-        unread=measurer.unread(),
-        schemas=measurer.schemas(),
+        unread=measurer.unread.handed_over(),
+        schemas=dict(measurer.schemas),
         reasons=dict(Counter(f"{entry.stage}: {entry.reason}" for entry in failures)),
         costs=to_ipc(rows.costs, COST_SCHEMA),
         media=to_ipc(rows.media, MEDIA_SCHEMA),
@@ -132,7 +132,7 @@ def _drawn(request: Request) -> tuple[Iterator[WorkItem], int]:
 
 def _of_sources(request: Request, sources: np.ndarray) -> np.ndarray:
     """The records that the sources are to give, of those whose `sources` these are."""
-    found = np.ones(len(sources), bool)
+    kept = np.ones(len(sources), bool)
     for number, spec in enumerate(request.specs):
         records = np.flatnonzero(sources == number)
         if spec.max_samples is None or not len(records):
@@ -144,9 +144,9 @@ def _of_sources(request: Request, sources: np.ndarray) -> np.ndarray:
                 expected="at most the number of records",
                 fix=f"repeats: {spec.max_samples / len(records):.6g} uses records more than once",
             )
-        found[records] = False
-        found[stream(request.seed, "source", spec.name).choice(records, spec.max_samples, replace=False)] = True
-    return np.flatnonzero(found)
+        kept[records] = False
+        kept[stream(request.seed, "source", spec.name).choice(records, spec.max_samples, replace=False)] = True
+    return np.flatnonzero(kept)
 
 
 def _parts(request: Request, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,76 +15,36 @@ import pyarrow.parquet as pq
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ArtifactError
 from packtrain.core.values import LedgerEntry
-from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, Content, from_ipc, ledger_lines, shifted, to_ipc
+from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, ContentHash, from_ipc, ledger_lines, shifted, to_ipc
 from packtrain.measuring.journal import Journal, UnitResult
-from packtrain.measuring.measure_summary import EntryCounts, UnreadName
+from packtrain.measuring.measure_summary import EntryCounts, TableContent, UnreadName
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, DataFile
 from packtrain.records.open import loses_more
 from packtrain.records.shards.decompression import SPOILT
 
 _ROW_GROUP = 65_536
+_SUMMED = ("entries", "rows", "failed", "without_end", "shortened")  # of units
 _PIECES = 256  # tables that are held before they are joined
 
 
-@dataclass(kw_only=True, slots=True)
-class TableCounts:
-    """How many entries were read and what became of them."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenTable:
+    """What the files of a table hold."""
 
-    entries: int = 0
-    rows: int = 0
-    ledger: int = 0
-    failed: int = 0
-    filtered: int = 0
-    cut_short: int = 0  # ledger lines that stand for a whole file, or for the rest of one
-    without_end: int = 0  # rows in which nothing that carries loss ends in an end token
-    shortened: int = 0  # rows with an answer of which the chat template leaves something out
-    unread: dict[str, list[Any]] = field(default_factory=dict)  # as the units have it
-    schemas: Counter[str] = field(default_factory=Counter)  # what records were read as
-    reasons: Counter[str] = field(default_factory=Counter)  # "stage: reason" -> ledger lines
-    unit_entries: list[int] = field(default_factory=list)
-    files: dict[DataFile, int] = field(default_factory=dict)  # those that rows stand in, numbered as they come
-    content: Content = field(default_factory=Content)
-
-    def file_number(self, unit: UnitResult) -> int:
-        """The number of a unit's file; a new one where it is the first of its file."""
-        return self.files.setdefault(DataFile(unit.source, unit.file), len(self.files))
-
-    def take_unread(self, unit: UnitResult) -> None:
-        """Add what nothing reads in a unit; the first record of each name stays."""
-        for name, (records, example) in unit.unread.items():
-            known = self.unread.setdefault(name, [0, example])
-            known[0] += records
-
-    def unread_by_name(self) -> dict[str, UnreadName]:
-        """The most frequent first."""
-        found = sorted(self.unread.items(), key=lambda item: (-item[1][0], item[0]))
-        return {name: UnreadName(records=records, example=example) for name, (records, example) in found}
-
-    def check(self) -> None:
-        """Entries read = rows + ledger lines, or something was lost."""
-        if self.entries != self.rows + self.ledger or self.ledger != self.reasons.total():
-            raise ArtifactError(
-                "ledger", got=f"{self.rows} rows + {self.ledger} ledger lines", expected=f"{self.entries} entries read"
-            )
-
-    def totals(self) -> EntryCounts:
-        """For measure.json."""
-        return EntryCounts(
-            entries=self.entries,
-            rows=self.rows,
-            ledger=self.ledger,
-            failed=self.failed,
-            filtered=self.filtered,
-            cut_short=self.cut_short,
-            without_end=self.without_end,
-            shortened=self.shortened,
-            reasons=dict(sorted(self.reasons.items())),
-        )
+    counts: EntryCounts
+    unread: Mapping[str, UnreadName]  # the most frequent first
+    schemas: Mapping[str, int]  # what records were read as
+    content: TableContent
+    files: tuple[DataFile, ...]  # those that rows are in, numbered as they come
+    unit_entries: tuple[int, ...]
 
 
-def write_table(out: Path, journal: Journal) -> TableCounts:
+def write_table(out: Path, journal: Journal) -> WrittenTable:
     """Write costs.parquet, media.parquet and ledger.jsonl."""
-    counts = TableCounts()
+    totals, reasons, schemas = Counter(entries=0, rows=0), Counter[str](), Counter[str]()
+    unread: dict[str, UnreadName] = {}
+    files: dict[DataFile, int] = {}
+    unit_entries, content = [], ContentHash()
     with ExitStack() as stack:
         costs_path, media_path, ledger_path = (
             stack.enter_context(atomic_path(out / name)) for name in (COSTS, MEDIA, LEDGER)
@@ -94,30 +53,37 @@ def write_table(out: Path, journal: Journal) -> TableCounts:
         media = stack.enter_context(_Groups(media_path, MEDIA_SCHEMA))
         ledger = stack.enter_context(ledger_path.open("wb"))
         for unit in deliverable(journal):
-            rows = shifted(from_ipc(unit.costs), "index", counts.entries)
-            rows = shifted(rows, "file", counts.file_number(unit)) if unit.rows else rows
-            seen = shifted(from_ipc(unit.media), "record", counts.entries)
+            rows = shifted(from_ipc(unit.costs), "index", totals["entries"])
+            if unit.rows:
+                rows = shifted(rows, "file", files.setdefault(DataFile(unit.source, unit.file), len(files)))
+            headers = shifted(from_ipc(unit.media), "record", totals["entries"])
             costs.write(rows)
-            media.write(seen)
-            counts.content.add(rows, seen)
+            media.write(headers)
+            content.add(rows, headers)
             ledger.write(unit.ledger)
-            counts.entries += unit.entries
-            counts.rows += unit.rows
-            counts.failed += unit.failed
-            counts.without_end += unit.without_end
-            counts.shortened += unit.shortened
-            counts.take_unread(unit)
-            counts.schemas.update(unit.schemas)
-            counts.unit_entries.append(unit.entries)
-            for line in unit.ledger.decode().split("\n"):
-                if line:
-                    entry = json.loads(line)
-                    counts.ledger += 1
-                    counts.filtered += entry["filtered"]
-                    counts.cut_short += loses_more(entry["stage"], entry["reason"])
-                    counts.reasons[f"{entry['stage']}: {entry['reason']}"] += 1
-        counts.check()
-    return counts
+            totals.update({name: getattr(unit, name) for name in _SUMMED})
+            schemas.update(unit.schemas)
+            unit_entries.append(unit.entries)
+            for name, (records, example) in unit.unread.items():  # the first record of each name stays
+                known = unread.get(name, UnreadName(records=0, example=example))
+                unread[name] = replace(known, records=known.records + records)
+            for line in filter(None, unit.ledger.decode().split("\n")):
+                entry = LedgerEntry(**json.loads(line))
+                totals["ledger"] += 1
+                totals["filtered"] += entry.filtered
+                totals["cut_short"] += loses_more(entry.stage, entry.reason)
+                reasons[f"{entry.stage}: {entry.reason}"] += 1
+        if totals["entries"] != totals["rows"] + totals["ledger"]:  # something was lost: nothing is moved to its place
+            got = f"{totals['rows']} rows + {totals['ledger']} ledger lines"
+            raise ArtifactError("ledger", got=got, expected=f"{totals['entries']} entries read")
+    return WrittenTable(
+        counts=EntryCounts(**totals, reasons=dict(sorted(reasons.items()))),
+        unread=dict(sorted(unread.items(), key=lambda item: (-item[1].records, item[0]))),
+        schemas=dict(schemas.most_common()),
+        content=content.summary(),
+        files=tuple(files),
+        unit_entries=tuple(unit_entries),
+    )
 
 
 def write_ledger(out: Path, journal: Journal) -> None:

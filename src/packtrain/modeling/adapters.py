@@ -42,32 +42,13 @@ class TrainedPart:
     adapters: int  # of what is trained: in adapters
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trainable:
-    """How much of a model is trainable, by part; parts that it does not have are left out."""
-
-    parts: tuple[TrainedPart, ...]
-
-    @property
-    def weights(self) -> int:
-        return sum(part.weights for part in self.parts)
-
-    @property
-    def trained(self) -> int:
-        return sum(part.trained for part in self.parts)
-
-    def learns(self, name: str) -> bool:
-        """Whether anything of a part is trained."""
-        return any(part.trained for part in self.parts if part.name == name)
-
-
 def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = False) -> Any:
     """Freeze what is not trained and add adapters where requested; the model to train is returned.
 
     `half_adapters`: beside half-precision weights adapters are in half precision too, for an optimizer that keeps fp32
     masters; else they are fp32. DoRA's always are: it takes norms of weights, for which half precision is too coarse.
 
-    Weights that no image reaches (layers behind the one whose features are used) are frozen as well: they would get no
+    Weights that no image reaches (layers after the one whose features are used) are frozen as well: they would get no
     gradients, for which ranks would wait.
     """
     _require_parts(model, settings)
@@ -83,7 +64,7 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     if adapters:
         model = _with_adapters(model, settings, half=half_adapters and settings.method != "dora")
         _freeze_unreached(model)  # peft trains all of a module
-    if not describe_trainable(model).trained:
+    if not any(part.trained for part in describe_trainable(model)):
         raise ConfigError(
             "model",
             got=f"a {model.config.model_type} model with every part frozen",
@@ -93,25 +74,23 @@ def set_trainable(model: Any, settings: ModelSettings, *, half_adapters: bool = 
     return model
 
 
-def describe_trainable(model: Any) -> Trainable:
-    """Count trainable parameters, by part."""
-    found = {name: [0, 0, 0] for name in PARTS}
+def describe_trainable(model: Any) -> tuple[TrainedPart, ...]:
+    """Count trainable parameters by part; parts that a model does not have are left out."""
+    counted = {name: [0, 0, 0] for name in PARTS}
     for name, weight in model.named_parameters():
         pieces = name.split(".")
         if _UNTRAINED_COPY in pieces:
             continue
         adapter = any(piece.startswith("lora_") for piece in pieces)
         size, trained = _numel(weight), weight.requires_grad
-        counts = found[part_of_weight(name)]
+        counts = counted[part_of_weight(name)]
         counts[0] += 0 if adapter else size
         counts[1] += size if trained else 0
         counts[2] += size if trained and adapter else 0
-    return Trainable(
-        parts=tuple(
-            TrainedPart(name=name, weights=weights, trained=trained, adapters=adapters)
-            for name, (weights, trained, adapters) in found.items()
-            if weights or trained
-        )
+    return tuple(
+        TrainedPart(name=name, weights=weights, trained=trained, adapters=adapters)
+        for name, (weights, trained, adapters) in counted.items()
+        if weights or trained
     )
 
 
@@ -158,7 +137,7 @@ def _with_adapters(model: Any, settings: ModelSettings, *, half: bool) -> Any:
         lora_dropout=settings.lora_dropout,
         use_dora=settings.method == "dora",
         target_modules=_targets(model, settings),
-        modules_to_save=list(_whole_modules(model)) or None,
+        modules_to_save=list(_modules_trained_whole(model)) or None,
     )
     try:
         adapted = get_peft_model(model, config, autocast_adapter_dtype=not half)
@@ -232,7 +211,7 @@ def decoder_linear_pattern(model: Any) -> str:
     return rf"{re.escape(prefix)}\.\d+\.(?:{'|'.join(re.escape(name) for name in sorted(inside))})"
 
 
-def _whole_modules(module: nn.Module, prefix: str = "") -> Iterator[str]:
+def _modules_trained_whole(module: nn.Module, prefix: str = "") -> Iterator[str]:
     """The names of modules to train whole: layers, and whatever holds parameters itself.
 
     Larger ones would do as well, but peft's wrapper stands in for a module only when it is called with its input
@@ -249,7 +228,7 @@ def _whole_modules(module: nn.Module, prefix: str = "") -> Iterator[str]:
         yield prefix.removesuffix(".")
         return
     for name, child in module.named_children():
-        yield from _whole_modules(child, f"{prefix}{name}.")
+        yield from _modules_trained_whole(child, f"{prefix}{name}.")
 
 
 # ---- weights that nothing depends on
@@ -268,12 +247,12 @@ def _freeze_unreached(model: Any) -> None:
     place = next(iter(parts.vision.parameters()))
     with torch.enable_grad():
         features = small_image_features(parts.inner, device=place.device, dtype=place.dtype)
-        reached = {id(weight) for feature in features for weight in _leaves(feature)}
+        reached = {id(weight) for feature in features for weight in _weights_of_graph(feature)}
     for weight in trained:
         weight.requires_grad_(id(weight) in reached)
 
 
-def _leaves(result: Tensor) -> Iterator[Tensor]:
+def _weights_of_graph(result: Tensor) -> Iterator[Tensor]:
     """What a tensor was computed from, by the graph that its backward pass would take; none is computed."""
     seen, waiting = set[Any](), [result.grad_fn]
     while waiting:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from packtrain.core.errors import ConfigError, in_one_line, nearest
 from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
-from packtrain.modeling.model_parts import HALF, ModelParts, model_parts
+from packtrain.modeling.model_parts import HALF, Arguments, ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, take_off
 
 BACKENDS = ("auto", "varlen", "flash_attention_2", "flash_attention_3", "flex", "sdpa", "eager")
@@ -65,20 +65,20 @@ def set_attention(
         _use_varlen(model, parts)
     elif backend == "flex":
         # Vision encoders are dense, or loop over images: flex would compile for every size of them.
-        _implement(model, text="eager", vision="sdpa")
+        _switch(model, text="eager", vision="sdpa")
         # Named directly, because the Qwen classes do not say that they can, although they can.
-        _name(parts.language, "flex_attention")
+        _set_implementation(parts.language, "flex_attention")
     else:
-        _implement(model, text=backend, vision="sdpa" if backend == "eager" else backend)
+        _switch(model, text=backend, vision="sdpa" if backend == "eager" else backend)
     _relay_boundaries(parts, as_mask=backend == "varlen", masks=contract.given_masks)
-    _forget_lengths(model)
+    _reset_rope_per_row(model)
     if backend == "varlen" and not varlen.has_kernel(device, dtype, _head_dim(model)):
         return VARLEN_LOOP
     return backend
 
 
 def has_own_attention(model: Any) -> bool:
-    """Has nobody switched its attention to one of these yet?"""
+    """Is its attention still that of transformers?"""
     return not is_on(model_parts(model).inner, "boundaries")
 
 
@@ -165,7 +165,7 @@ def _windows_only_in_masks(language: nn.Module) -> bool:
 # ---- switching
 
 
-def _implement(model: Any, *, text: str, vision: str) -> None:
+def _switch(model: Any, *, text: str, vision: str) -> None:
     """Through transformers' own switch, for the model and every part of it."""
     parts = model.config.sub_configs
     names = {"": text, **{key: vision if "vision" in key else text for key in parts}}
@@ -182,14 +182,14 @@ def _implement(model: Any, *, text: str, vision: str) -> None:
 
 def _use_varlen(model: Any, parts: ModelParts) -> None:
     varlen.register()
-    _implement(model, text=varlen.VARLEN, vision="sdpa")
+    _switch(model, text=varlen.VARLEN, vision="sdpa")
     # Encoders of fixed size are batches of equal rows, at which sdpa is good. Those that take many images as one row
     # hand their boundaries over only to a name with flash in it, which transformers would look for on the hub.
     if parts.vision is not None and _takes_segments(parts.vision):
-        _name(parts.vision, varlen.VISION_VARLEN)
+        _set_implementation(parts.vision, varlen.VISION_VARLEN)
 
 
-def _name(part: nn.Module, name: str) -> None:
+def _set_implementation(part: nn.Module, name: str) -> None:
     """An implementation by name for one part of a model, without asking whether its class allows it."""
     for module in part.modules():
         config: Any = getattr(module, "config", None)
@@ -205,26 +205,26 @@ class _Relay:
     """Takes a batch's boundaries past the vision encoder, which would take them for its own, to the language model."""
 
     def __init__(self, *, as_mask: bool, masks: bool) -> None:
-        self._as_mask, self._masks, self._held = as_mask, masks, dict[str, Any]()
+        self._as_mask, self._masks, self._held = as_mask, masks, Arguments()
 
-    def take(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def take(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         self._held = {name: kwargs[name] for name in _BOUNDARIES if kwargs.get(name) is not None}
         return args, {name: value for name, value in kwargs.items() if name not in _BOUNDARIES}
 
-    def give(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def give(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         kwargs = {**kwargs, **self._held}
         self._held = {}
         ends = kwargs.get("cu_seq_lens_q")
         if self._as_mask and isinstance(ends, Tensor) and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = varlen.as_mask(ends)  # nothing needs to be looked for any more
-            _vary(ends, 0)
-            _vary(kwargs["attention_mask"], 3)
+            _mark_dynamic(ends, 0)
+            _mark_dynamic(kwargs["attention_mask"], 3)
         elif self._masks and kwargs.get("attention_mask") is None and kwargs.get("past_key_values") is None:
             kwargs["attention_mask"] = _finished_masks(module, kwargs)
         return args, kwargs
 
 
-def _finished_masks(language: Any, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+def _finished_masks(language: Any, kwargs: Arguments) -> Arguments | None:
     """The masks of each type of layer as other models make them, for one that leaves positions out."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -237,7 +237,7 @@ def _finished_masks(language: Any, kwargs: dict[str, Any]) -> dict[str, Any] | N
     return {kind: make(language.config, like, **given) for kind, make in kinds.items()}
 
 
-def _vary(tensor: Tensor, dim: int) -> None:
+def _mark_dynamic(tensor: Tensor, dim: int) -> None:
     """Let layers that are compiled be compiled for any number of samples. Slow to import where nothing is compiled."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
@@ -282,7 +282,7 @@ def _head_dim(model: Any) -> int:
     return int(config.hidden_size // config.num_attention_heads)
 
 
-def _forget_lengths(model: nn.Module) -> None:
+def _reset_rope_per_row(model: nn.Module) -> None:
     """Let `dynamic` frequencies follow the row at hand alone, as in a model that has just been loaded.
 
     Transformers keeps those of the longest row so far, until one is shorter than the original length.
@@ -291,10 +291,10 @@ def _forget_lengths(model: nn.Module) -> None:
         kinds: Any = getattr(module, "rope_type", None)
         named = kinds.values() if isinstance(kinds, dict) else [kinds]  # one for each type of layer
         if any("dynamic" in str(kind) for kind in named) and not is_on(module, "rope"):
-            put(module, "rope", module.register_forward_pre_hook(_forget).remove)
+            put(module, "rope", module.register_forward_pre_hook(_reset_rope).remove)
 
 
-def _forget(module: nn.Module, args: Any) -> None:
+def _reset_rope(module: nn.Module, args: Any) -> None:
     """Back to the state in which the module was made."""
     known: Any = dict(module.named_buffers(recurse=False))
     for name in (name for name in known if name.endswith(_ORIGINAL_FREQUENCIES)):

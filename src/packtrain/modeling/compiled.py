@@ -59,8 +59,8 @@ def compile_layers(
     encoders = list(_layers(parts.vision)) if parts.vision is not None and vision else []
     inside = set(parts.vision.modules()) if parts.vision is not None else set()
     decoders = [layer for layer in _layers(parts.language) if layer not in inside] if language else []
-    _vary_longest()
-    _keep_order()
+    _mark_longest_dynamic()
+    _try_graphs_in_order()
     chosen: dict[str, Any] = {"backend": backend, "options": dict(options) if options else None}
     for layer in decoders:
         _compile(layer, dynamic=None if constant else True, **chosen)
@@ -75,7 +75,7 @@ def undo_compile(model: Any) -> None:
         take_off(layer, "compiled")
 
 
-def _vary_longest() -> None:
+def _mark_longest_dynamic() -> None:
     """Arguments that are numbers can be marked by their names only, and for the whole process."""
     import_module("torch._dynamo")  # from here on, attention marks what varies in tensors
     named = [name for name in torch.compiler.config.dynamic_sources.split(",") if name]
@@ -83,7 +83,7 @@ def _vary_longest() -> None:
         torch.compiler.config.dynamic_sources = ",".join([*named, _LONGEST])
 
 
-def _keep_order() -> None:
+def _try_graphs_in_order() -> None:
     """Of graphs; for the whole process, as torch has it. A version without this choice is left as it is."""
     recent_first = getattr(torch._C._dynamo.eval_frame, "_set_lru_cache", None)
     if recent_first is not None:
@@ -98,10 +98,10 @@ def _compile(layer: nn.Module, **how: Any) -> None:
 
 
 def _call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
-    return compiled(*map(_own, args[:1]), *args[1:], **kwargs)
+    return compiled(*map(_without_view, args[:1]), *args[1:], **kwargs)
 
 
-def _own(hidden: Any) -> Any:
+def _without_view(hidden: Any) -> Any:
     """The first block of an encoder is given a view, for which a graph would be made that no other block uses."""
     return hidden.clone() if isinstance(hidden, Tensor) and hidden._is_view() else hidden
 

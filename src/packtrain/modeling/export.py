@@ -32,7 +32,7 @@ _MODEL_FILES = ("config.json", "generation_config.json", "adapter_config.json", 
 _ADAPTER = "default"
 # How peft names what it keeps beside an adapter: the matrix below it, and a module before and while it is trained.
 _BASE_LAYER, _UNTRAINED_COPY, _TRAINED_COPY = "base_layer", "original_module", "modules_to_save.default"
-_OUTER = ("module.", "_orig_mod.", "base_model.model.")
+_OUTER_PREFIXES = ("module.", "_orig_mod.", "base_model.model.")
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -82,7 +82,7 @@ def save_final(
                 (temporary / "README.md").write_text(card, encoding="utf-8")
             share_files(temporary)
     except (OSError, SafetensorError) as error:
-        needed = _bytes(model, merge_adapters)
+        needed = _bytes_needed(model, merge_adapters)
         raise ArtifactError(
             str(folder),
             got=getattr(error, "strerror", None) or str(error),
@@ -91,7 +91,7 @@ def save_final(
         ) from error
 
 
-def _bytes(model: Any, merge: bool) -> int:
+def _bytes_needed(model: Any, merge: bool) -> int:
     """About what the weights take."""
     alone = _adapted(model) is not None and not merge
     return sum(one.numel() * one.element_size() for one in model.parameters() if one.requires_grad or not alone)
@@ -113,9 +113,9 @@ def _put_template(folder: Path, template: str) -> None:
     shutil.rmtree(folder / "additional_chat_templates", ignore_errors=True)
     for name in ("processor_config.json", "tokenizer_config.json"):
         path = folder / name
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = _read(path)
         if settings.pop("chat_template", None) is not None:
-            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            _write(path, settings)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
@@ -147,7 +147,7 @@ def _save_weights(model: Any, folder: Path, original: Path | None, state_dict: M
     base = transformers_model(model)
     given = base.state_dict() if state_dict is None else state_dict
     assert not any(hasattr(value, "full_tensor") for value in given.values()), "sharded weights: pass full ones"
-    weights = _merged(base, given)
+    weights = _merged_weights(base, given)
     empty = _empty(base, _dtype(weights))
     if _differing(empty, weights):  # a head of its own, whatever the config says
         empty = _empty(base, _dtype(weights), tied=False)
@@ -220,12 +220,9 @@ def _dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
 
 def _restore_config(path: Path, original: Path | None) -> None:
     """Caching as the original config has it (training turns it off), and no choice of an attention."""
-    before: Any = {}
-    if original is not None and (original / "config.json").is_file():
-        before = json.loads((original / "config.json").read_text(encoding="utf-8"))
-    config = json.loads(path.read_text(encoding="utf-8"))
-    _restore(config, before)
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    config = _read(path)
+    _restore(config, _read(original / "config.json") if original is not None else {})
+    _write(path, config)
 
 
 def _restore(config: dict[str, Any], before: Any) -> None:
@@ -242,10 +239,12 @@ def _restore(config: dict[str, Any], before: Any) -> None:
 # ---- weights by the names of a model without wrappers and adapters
 
 
-def _merged(base: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _merged_weights(base: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every weight of the model as it computes, adapters included."""
-    named = _in_numbers(base, {_clean(name): value for name, value in weights.items()})
-    layers = {_clean(name): module for name, module in base.named_modules() if hasattr(module, "lora_A")}
+    named = _dequantized(base, {_name_without_wrappers(name): value for name, value in weights.items()})
+    layers = {
+        _name_without_wrappers(name): module for name, module in base.named_modules() if hasattr(module, "lora_A")
+    }
     found: dict[str, Tensor] = {}
     for name, value in named.items():
         pieces = name.split(".")
@@ -259,16 +258,20 @@ def _merged(base: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _clean(name: str) -> str:
+def _name_without_wrappers(name: str) -> str:
     """A weight's name without what wrappers add in front of it or on the way."""
-    while name.startswith(_OUTER):
-        name = next(name.removeprefix(outer) for outer in _OUTER if name.startswith(outer))
+    while name.startswith(_OUTER_PREFIXES):
+        name = next(name.removeprefix(outer) for outer in _OUTER_PREFIXES if name.startswith(outer))
     return ".".join(piece for piece in name.split(".") if piece not in _WRAPPERS)
 
 
-def _in_numbers(base: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dequantized(base: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """4-bit weights as the numbers they stand for; what describes them falls away."""
-    packed = {_clean(name): weight for name, weight in base.named_parameters() if hasattr(weight, "quant_state")}
+    packed = {
+        _name_without_wrappers(name): weight
+        for name, weight in base.named_parameters()
+        if hasattr(weight, "quant_state")
+    }
     if not packed:
         return weights
     from bitsandbytes.functional import dequantize_4bit

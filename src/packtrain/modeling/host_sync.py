@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from packtrain.core.modality import GRIDS, VISION
 from packtrain.core.user_code import lazy
 from packtrain.families.registry import find_family
-from packtrain.modeling.model_parts import ModelParts, model_parts
+from packtrain.modeling.model_parts import Arguments, ModelParts, model_parts
 from packtrain.modeling.patches import is_on, put, set_back
 
 
@@ -82,20 +82,20 @@ class _Sizes:
     def __init__(self, encoder: nn.Module, image_sizes: Callable[[Any, Tensor], dict[str, Tensor | int]]) -> None:
         self._encoder, self._image_sizes = encoder, image_sizes
 
-    def add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        found: dict[str, Any] = {}
+    def add(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments] | None:
+        sizes: dict[str, Tensor | int] = {}
         for kind in VISION:
             grid, rows = kwargs.get(str(kind.sizes)), kwargs.get(kind.features)
             if grid is not None and rows is not None and _are_apart(grid, rows):
-                found |= {f"{kind.name}_{name}": value for name, value in self.of(grid, rows.device).items()}
-        return (args, {**kwargs, **found}) if found else None
+                sizes |= {f"{kind.name}_{name}": value for name, value in self.of(grid, rows.device).items()}
+        return (args, {**kwargs, **sizes}) if sizes else None
 
-    def drop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def drop(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments]:
         """The language model, which is handed everything, has no use for them."""
         return args, {name: value for name, value in kwargs.items() if not name.startswith(("image_", "video_"))}
 
     @in_one_thread()
-    def of(self, grid: Tensor, device: torch.device) -> dict[str, Any]:
+    def of(self, grid: Tensor, device: torch.device) -> dict[str, Tensor | int]:
         """By the names that the encoder takes them by."""
         found = self._image_sizes(self._encoder, grid)
         return {name: send(value, device) if isinstance(value, Tensor) else value for name, value in found.items()}
@@ -106,17 +106,17 @@ def _are_apart(grid: Tensor, rows: Tensor) -> bool:
 
 
 class _Placeholders:
-    """Where image tokens stand, without comparing their number with that of features: packs are checked before."""
+    """Where image tokens are, without comparing their number with that of features: packs are checked before."""
 
     def __init__(self, ordinary: Any) -> None:
         self._ordinary = ordinary
 
     def __call__(self, input_ids: Any, inputs_embeds: Tensor, **features: Any) -> Any:
         masks = self._ordinary(input_ids, inputs_embeds=inputs_embeds)
-        return tuple(mask.as_subclass(_Places) for mask in masks)
+        return tuple(mask.as_subclass(_TokenMask) for mask in masks)
 
 
-class _Places(Tensor):
+class _TokenMask(Tensor):
     """A mask of image tokens: putting features there counts nothing; for everything else it is a plain tensor.
 
     The gradient of `masked_scatter` selects by the mask, and so asks the GPU how many there are.

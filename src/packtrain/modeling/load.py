@@ -36,11 +36,11 @@ ADAPTER_CONFIG = "adapter_config.json"  # of peft: its folder has adapters
 _ADAPTERS = "adapter_model.safetensors"
 _MAIN_ADAPTER = "default"  # peft saves others in folders of their names
 # Of a peft config: what decides which numbers there are and what is computed with them.
-_SAME = (
+_COMPARED = (
     *("peft_type", "r", "lora_alpha", "target_modules", "modules_to_save", "use_dora"),
     *("use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "exclude_modules"),
 )
-_ANOTHER = "resume from another checkpoint, or start without resuming"
+_RESUME_ELSEWHERE = "resume from another checkpoint, or start without resuming"
 _REPACKS = "support_avx512bf16_for_cpu"  # of bitsandbytes' layers
 _REPACKED = "packing_format_for_cpu"  # of what describes their weights
 
@@ -216,14 +216,14 @@ def _four_bits(auto: Any, config: Any, dtype: torch.dtype) -> dict[str, Any]:
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
-        llm_int8_skip_modules=_kept_whole(auto, config),
+        llm_int8_skip_modules=_modules_kept_whole(auto, config),
     )
     # Ranks of one machine that have not chosen their GPU yet would all take the first one.
     place = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else "cpu"
     return {"quantization_config": settings, "device_map": {"": place}}
 
 
-def _kept_whole(auto: Any, config: Any) -> list[str]:
+def _modules_kept_whole(auto: Any, config: Any) -> list[str]:
     """Patterns for every linear map outside the decoder's layers: encoder, projector and head."""
     with torch.device("meta"):
         model = auto.from_config(config)
@@ -282,7 +282,7 @@ def reload_weights(model: Any, folder: Path) -> None:
     own = copy.deepcopy(model.config)  # that of the folder could ask for a model of any size
     try:
         saved = from_pretrained(
-            type(model), str(folder), config=own, unused=False, dtype=_common(model), local_files_only=True
+            type(model), str(folder), config=own, unused=False, dtype=_common_dtype(model), local_files_only=True
         )
         model.load_state_dict(saved.state_dict(), strict=True)
     except (WeightsError, RuntimeError) as error:
@@ -290,11 +290,11 @@ def reload_weights(model: Any, folder: Path) -> None:
             str(folder),
             got=" ".join(str(error).split()),
             expected="the weights of this model, all of them",
-            fix=_ANOTHER,
+            fix=_RESUME_ELSEWHERE,
         ) from error
 
 
-def _common(model: Any) -> torch.dtype:
+def _common_dtype(model: Any) -> torch.dtype:
     """In which nothing is rounded: what all weights have, or else fp32."""
     kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     return kinds.pop() if len(kinds) == 1 else torch.float32
@@ -337,13 +337,13 @@ def _require_same_adapters(place: Path, config: Any) -> None:
 
 
 def _differences(saved: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
-    for name in _SAME:
-        before, now = _plain(saved.get(name)), _plain(own.get(name))
+    for name in _COMPARED:
+        before, now = _comparable(saved.get(name)), _comparable(own.get(name))
         if name in saved and before != now:
             yield f"{name} {before} instead of {now}"
 
 
-def _plain(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """As JSON has it; the order of names does not matter, and no names are none."""
     if isinstance(value, (set, list, tuple)):
         value = sorted(value)
@@ -352,7 +352,7 @@ def _plain(value: Any) -> Any:
 
 def _other_adapters(place: Path, got: str) -> ArtifactError:
     expected = "the adapters of this model, all of them"
-    return ArtifactError(str(place), got=" ".join(got.split()), expected=expected, fix=_ANOTHER)
+    return ArtifactError(str(place), got=" ".join(got.split()), expected=expected, fix=_RESUME_ELSEWHERE)
 
 
 def quiet_libraries() -> None:

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.family import ModuleNames
+from packtrain.families.registry import find_family
 from packtrain.predicting.weights import part_of
 
 HALF = (torch.bfloat16, torch.float16)
+Arguments = dict[str, Any]  # the keyword arguments of a forward pass, in a hook
 PARTS = ("language", "vision", "projector")
 _LANGUAGE = ("language_model", "text_model")
 _VISION = ("visual", "vision_tower", "vision_model")
@@ -26,7 +29,7 @@ class ModelParts:
     vision: nn.Module | None
 
     def projector(self) -> list[nn.Parameter]:
-        """What stands beside both; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
+        """What is in neither; mergers inside an encoder belong to the projector as well (`part_of_weight`)."""
         if self.vision is None:
             return []
         inside = {id(p) for part in (self.language, self.vision) for p in part.parameters()}
@@ -46,9 +49,14 @@ def model_parts(model: Any) -> ModelParts:
     """The parts of a model, also of one inside DDP, a compiled one, or one with adapters."""
     inner = transformers_model(model)
     inner = getattr(inner, getattr(inner, "base_model_prefix", "") or "model", inner)
-    language = next((part for name in _LANGUAGE if (part := getattr(inner, name, None)) is not None), inner)
-    vision = next((part for name in _VISION if (part := getattr(inner, name, None)) is not None), None)
-    return ModelParts(inner=inner, language=language, vision=vision)
+    family = find_family(getattr(getattr(inner, "config", None), "model_type", ""))
+    own = family.modules if family is not None else ModuleNames()
+
+    def first(*names: str) -> nn.Module | None:
+        return next((part for name in names if (part := getattr(inner, name, None)) is not None), None)
+
+    language, vision = first(own.language, *_LANGUAGE), first(own.vision, *_VISION)
+    return ModelParts(inner=inner, language=inner if language is None else language, vision=vision)
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:

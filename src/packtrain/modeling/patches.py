@@ -51,7 +51,7 @@ PATCHES: dict[str, Patch] = {
         why="avoids about twenty device syncs per step",
         until="transformers takes the sizes from the host",
     ),
-    "patch_products": Patch(
+    "patch_matmul": Patch(
         module="vision",
         what="patch embeddings are matmuls",
         why="a convolution per patch is slow, mostly in half precision",

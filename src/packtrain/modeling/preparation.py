@@ -11,7 +11,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import LossWeighting
 from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.families.contracts import contract_for
-from packtrain.modeling.adapters import Trainable, describe_trainable, keep_adapter_precision, set_trainable
+from packtrain.modeling.adapters import TrainedPart, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend, set_attention
 from packtrain.modeling.compiled import compile_layers
 from packtrain.modeling.host_sync import avoid_host_sync
@@ -22,9 +22,9 @@ from packtrain.modeling.patches import is_on
 from packtrain.modeling.vision import (
     add_empty_media_hook,
     checkpoint_parts,
-    multiply_patches,
     split_vision,
     unsplit_vision,
+    use_patch_matmul,
 )
 from packtrain.predicting.values import TrainingSetup
 
@@ -71,7 +71,7 @@ class ReadyModel:
 
     model: Any
     attn_implementation: str  # that really runs
-    trainable: Trainable
+    trainable: tuple[TrainedPart, ...]
     dtype: torch.dtype
     compiled: bool
     on_host: tuple[str, ...] = ()  # of a batch, what is not moved to the GPU
@@ -150,7 +150,7 @@ def configure_model(
 ) -> ReadyModel:
     """Everything between loading a model and training it on `device`; runs and trials of settings have it alike."""
     used = prepare_model(model, attn_implementation=attn_implementation, device=device, dtype=dtype)
-    multiply_patches(model)
+    use_patch_matmul(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)
     checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
@@ -167,7 +167,7 @@ def configure_model(
 
 
 def ready_for_steps(model: Any, vision_batch_patches: int | None = None) -> None:
-    """Put on a model what steps rely on, whoever has prepared it; the encoder runs on so many patches at a time."""
+    """Put on a model what steps rely on. Its encoder runs on at most `vision_batch_patches` at a time."""
     keep_adapter_precision(model)
     keep_four_bits(model)
     if hasattr(model, "config") and hasattr(model.config, "to_dict"):

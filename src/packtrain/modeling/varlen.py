@@ -18,14 +18,14 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from packtrain.core.errors import ConfigError
-from packtrain.modeling.model_parts import HALF
+from packtrain.modeling.model_parts import HALF, Arguments
 
 VARLEN = "packtrain_varlen"
 # Vision encoders hand all their images over in one call only to an implementation that is called flash.
 VISION_VARLEN = "packtrain_flash_varlen"
 _LARGEST_HEAD = 256
 # Fewer keys than queries: older versions take them without being told. Asked here, since compiled code cannot.
-_GROUPS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_GROUPS: dict[str, bool] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 def register() -> None:
@@ -124,7 +124,7 @@ def attend(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention of (rows, heads, tokens, head dim) tensors inside segments; gives (rows, tokens, heads, head dim)."""
-    _refuse(dropout, others)
+    _refuse_unsupported(dropout, others)
     # Not where layers are compiled: looking at a layer's number would give each of them a graph of its own.
     if sliding_window is None and not torch.compiler.is_compiling() and is_windowed(module):
         raise _only_in_mask(module)
@@ -136,7 +136,7 @@ def attend(
     if ends is None:
         ends = torch.arange(0, rows * tokens + 1, tokens, device=query.device)
     ends = ends.flatten().to(torch.int32)
-    dtype = _autocast(query)
+    dtype = _autocast_dtype(query)
     q, k, v = (part.transpose(1, 2).flatten(0, 1).to(dtype) for part in (query, key, value))
     window = (sliding_window - 1 if sliding_window is not None and causal else -1, 0 if causal else -1)
     if has_kernel(query.device, dtype, head_dim):
@@ -166,7 +166,7 @@ def _only_in_mask(module: torch.nn.Module) -> ConfigError:
     )
 
 
-def _refuse(dropout: float, others: dict[str, Any]) -> None:
+def _refuse_unsupported(dropout: float, others: Arguments) -> None:
     """What the kernel cannot express must not be left out silently."""
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if dropout:
@@ -180,7 +180,7 @@ def _refuse(dropout: float, others: dict[str, Any]) -> None:
         )
 
 
-def _autocast(query: Tensor) -> torch.dtype:
+def _autocast_dtype(query: Tensor) -> torch.dtype:
     """Rotary embeddings may have turned queries and keys to fp32 under autocast; the kernel gets what was meant."""
     kind = query.device.type
     if query.dtype == torch.float32 and torch.is_autocast_enabled(kind):

@@ -26,7 +26,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.modality import PIXELS
 from packtrain.families.family import BatchContract
 from packtrain.families.registry import find_family
-from packtrain.modeling.model_parts import ModelParts, model_parts, transformers_model
+from packtrain.modeling.model_parts import Arguments, ModelParts, model_parts, transformers_model
 from packtrain.modeling.patches import is_on, put, set_back, take_off
 
 _ROWS, _GRIDS, _ENDS = "hidden_states", "grid_thw", "cu_seqlens"
@@ -62,7 +62,7 @@ class SplitVision:
         pieces = list(self._pieces(given))
         runs = len(pieces)
         encoder = self._encoder
-        if _gathers_weights((one for one in encoder.modules() if one is not encoder), encoder.parameters()):
+        if _is_sharded((one for one in encoder.modules() if one is not encoder), encoder.parameters()):
             most = torch.tensor(runs, device=given[_ROWS if self._takes_rows else _TILES].device)
             dist.all_reduce(most, op=dist.ReduceOp.MAX)
             runs = int(most)
@@ -70,9 +70,9 @@ class SplitVision:
             return self._whole(*args, **kwargs)
         outputs = [self._whole(**{**given, **piece}) for piece in pieces]
         again = [self._whole(**{**given, **pieces[0]}) for _ in range(runs - len(pieces))]
-        return _joined(outputs, again)
+        return _concatenated(outputs, again)
 
-    def _pieces(self, given: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
+    def _pieces(self, given: Arguments) -> Iterator[dict[str, Tensor]]:
         """The tensors of each piece, taken out of the arguments."""
         names = (*_PER_PATCH, _GRIDS, _ENDS) if self._takes_rows else (_TILES, _MASKS)
         whole = {name: given[name] for name in names if isinstance(given.get(name), Tensor)}
@@ -161,7 +161,7 @@ def unsplit_vision(model: Any) -> None:
         take_off(encoder, "vision_batches")
 
 
-def _gathers_weights(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> bool:
+def _is_sharded(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> bool:
     """Whether modules gather their weights from other ranks each time they run (FSDP2, DeepSpeed ZeRO-3).
 
     Asked of modules, because FSDP's parameters look like whole ones between gathering and freeing them.
@@ -173,7 +173,7 @@ def _gathers_weights(modules: Iterable[nn.Module], parameters: Iterable[nn.Param
     return any(hasattr(parameter, "ds_id") for parameter in parameters)
 
 
-def _joined(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
+def _concatenated(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
     """What one run on everything would have given: tensors in the same place, concatenated.
 
     `again` are outputs that must be part of the backward pass just as these are, and change nothing.
@@ -187,10 +187,10 @@ def _joined(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
         return whole
     if isinstance(first, Mapping):
         return type(first)(
-            **{key: _joined([one[key] for one in outputs], [one[key] for one in again]) for key in first}
+            **{key: _concatenated([one[key] for one in outputs], [one[key] for one in again]) for key in first}
         )
     if isinstance(first, list | tuple):
-        parts = [_joined([one[at] for one in outputs], [one[at] for one in again]) for at in range(len(first))]
+        parts = [_concatenated([one[at] for one in outputs], [one[at] for one in again]) for at in range(len(first))]
         return type(first)(parts)
     return first
 
@@ -228,7 +228,7 @@ def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
 # ---- patch embeddings
 
 
-def multiply_patches(model: Any) -> int:
+def use_patch_matmul(model: Any) -> int:
     """Compute a model's patch embeddings as matrix products; returns how many modules that changed, and is idempotent.
 
     Where the kernel of a convolution is as large as its input, it is one product of matrices. Convolutions are slow at
@@ -238,8 +238,8 @@ def multiply_patches(model: Any) -> int:
     found = [module for module in vision.modules() if _is_patchwise(module)] if vision is not None else []
     for module in found:
         before = module.__dict__.get("forward")
-        module.forward = _Product(module)
-        put(module, "patch_products", partial(set_back, module, "forward", before))
+        module.forward = _PatchMatmul(module)
+        put(module, "patch_matmul", partial(set_back, module, "forward", before))
     return len(found)
 
 
@@ -251,11 +251,11 @@ def _is_patchwise(module: nn.Module) -> bool:
         and module.groups == 1
         and not any(module.padding)
         and set(module.dilation) == {1}
-        and not is_on(module, "patch_products")
+        and not is_on(module, "patch_matmul")
     )
 
 
-class _Product:
+class _PatchMatmul:
     """The forward of one convolution."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -295,11 +295,11 @@ class EmptyMediaHook:
             handle.remove()
         self._handles = []
 
-    def _look(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _look(self, module: nn.Module, args: Any, kwargs: Arguments) -> None:
         """Remember, for the call of the language model that follows, which pixels this batch does not have."""
         self._missing = sum(kwargs.get(name) is None for name in self._pixels)
 
-    def _add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def _add(self, module: nn.Module, args: Any, kwargs: Arguments) -> tuple[Any, Arguments] | None:
         embeds = kwargs.get("inputs_embeds")
         runs = self._runs() if self._missing and embeds is not None else 0
         if embeds is None or not runs:
@@ -318,7 +318,7 @@ class EmptyMediaHook:
         parameters = [*vision.parameters(), *self._parts.projector()]
         # What the inner model holds itself has been gathered with it.
         others = (child for child in self._parts.inner.children() if child is not self._parts.language)
-        if _gathers_weights((module for child in others for module in child.modules()), parameters):
+        if _is_sharded((module for child in others for module in child.modules()), parameters):
             return self._missing
         trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
         return int(trains and self._missing == len(self._pixels))

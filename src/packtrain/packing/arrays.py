@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.fingerprint import digest
 from packtrain.core.seeds import stream
+from packtrain.core.user_code import load_function, names_function
 from packtrain.packing.greedy import balanced_knapsack, first_fit, next_fit
 from packtrain.packing.knapsack import even_packs
-from packtrain.packing.multi_resource import pack_several
+from packtrain.packing.multi_resource import binding_resources, lower_bound, pack_multi_resource
 from packtrain.packing.sorted_best_fit import group, sorted_best_fit
-from packtrain.packing.user_packer import is_own, own_packs
 
 Effort = Literal["fast", "best"]
 STRATEGIES = ("best_fit", "first_fit", "next_fit", "window_N", "knapsack", "none", "wrapped", "module:function")
@@ -73,7 +74,8 @@ def pack_arrays(
 
     Every resource is an array with one integer for each sample; those without a capacity are not looked at. The seed
     decides the order in which samples are taken, or the choice between equal ones. None keeps the given order: samples
-    are taken in it, stand in it inside a pack, and packs stand by their first sample. Equal arguments give equal packs.
+    are taken in it and keep it inside a pack, and packs are ordered by their first sample. Equal arguments give equal
+    packs.
 
     >>> packing = pack_arrays({"tokens": [6, 5, 4, 3, 2, 99]}, {"tokens": 10})
     >>> packing.num_packs, packing.loads(np.array([6, 5, 4, 3, 2, 99])).tolist(), packing.dropped.tolist()
@@ -109,8 +111,8 @@ def pack_matrix(sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: 
     window = window_size(strategy)
     if window is not None:
         return _in_windows(sizes, capacities, window, seed, effort)
-    if is_own(strategy):
-        order, offsets = own_packs(strategy, sizes, capacities, seed)
+    if names_function(strategy):
+        order, offsets = _user_packs(sizes, capacities, strategy, seed)
     else:
         order, offsets = _PACKERS[strategy](sizes, capacities, seed, effort)
     return (order, offsets) if seed is not None else _in_given_order(order, offsets)
@@ -140,20 +142,21 @@ def carry_over(
 
 def check_strategy(name: str) -> None:
     """Refuse a strategy that does not exist, with the nearest that does."""
-    if isinstance(name, str) and (name in _PACKERS or window_size(name) is not None or name == WRAPPED or is_own(name)):
+    known = (*_PACKERS, WRAPPED)
+    if isinstance(name, str) and (name in known or window_size(name) is not None or names_function(name)):
         return
     raise ConfigError(
         "packing_strategy",
         got=name,
         expected=", ".join(STRATEGIES) + " (N samples in a window, such as window_1000)",
-        fix=nearest(name, [*_PACKERS, WRAPPED, "window_1000"]),
+        fix=nearest(name, [*known, "window_1000"]),
     )
 
 
 def window_size(strategy: str) -> int | None:
     """The N of `window_N`."""
-    found = re.fullmatch(r"window_(\d+)", strategy)
-    return int(found.group(1)) if found and int(found.group(1)) > 0 else None
+    match = re.fullmatch(r"window_(\d+)", strategy)
+    return int(match.group(1)) if match and int(match.group(1)) > 0 else None
 
 
 # ---- strategies
@@ -164,23 +167,23 @@ def _best_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
     binding = binding_resources(sizes, capacities)
     if len(binding) > 1:
         several = np.ascontiguousarray(sizes[:, binding])
-        return pack_several(several, capacities[binding], seed=0 if seed is None else seed, effort=effort)
+        return pack_multi_resource(several, capacities[binding], seed=seed or 0, effort=effort)
     (only,) = binding
     column = np.ascontiguousarray(sizes[:, only])
     if _gaps_can_be_listed(capacities[only], len(sizes)):
         return sorted_best_fit(column, int(capacities[only]), seed)
-    shuffled = _taken(len(sizes), seed)
+    shuffled = _sampling_order(len(sizes), seed)
     order = shuffled[np.argsort(-column[shuffled], kind="stable")]
     return group(order, *first_fit(sizes[:, [only]], order, capacities[[only]]))
 
 
 def _first_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
-    order = _taken(len(sizes), seed)
+    order = _sampling_order(len(sizes), seed)
     return group(order, *first_fit(sizes, order, capacities))
 
 
 def _next_fit(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
-    order = _taken(len(sizes), seed)
+    order = _sampling_order(len(sizes), seed)
     return group(order, *next_fit(sizes, order, capacities))
 
 
@@ -194,12 +197,12 @@ def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
         column, bound = np.ascontiguousarray(sizes[:, binding[0]]), lower_bound(sizes, capacities)
         for more in (0.0, 0.0002, 0.0005, 0.001, 0.002):
             packs = bound + math.ceil(more * bound)
-            found = even_packs(column, int(capacities[binding[0]]), packs, seed, (0.9,))
-            if found is not None:
-                return found
+            grouped = even_packs(column, int(capacities[binding[0]]), packs, seed, (0.9,))
+            if grouped is not None:
+                return grouped
     fewest = _best_fit(sizes, capacities, seed, effort) if len(binding) > 1 else None
     expected = lower_bound(sizes, capacities) if fewest is None else len(fewest[1]) - 1
-    shuffled = _taken(len(sizes), seed)
+    shuffled = _sampling_order(len(sizes), seed)
     weight = (sizes / capacities).max(axis=1)
     order = shuffled[np.argsort(-weight[shuffled], kind="stable")]
     packs_of, packs = balanced_knapsack(sizes, order, capacities, expected)
@@ -207,7 +210,7 @@ def _knapsack(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effor
 
 
 def _none(sizes: np.ndarray, capacities: np.ndarray, seed: int | None, effort: Effort) -> Grouped:
-    return _taken(len(sizes), seed), np.arange(len(sizes) + 1, dtype=np.int64)
+    return _sampling_order(len(sizes), seed), np.arange(len(sizes) + 1, dtype=np.int64)
 
 
 def _in_windows(sizes: np.ndarray, capacities: np.ndarray, window: int, seed: int | None, effort: Effort) -> Grouped:
@@ -239,7 +242,7 @@ _PACKERS: Mapping[str, Callable[[np.ndarray, np.ndarray, int | None, Effort], Gr
 # ---- what strategies share
 
 
-def _taken(count: int, seed: int | None) -> np.ndarray:
+def _sampling_order(count: int, seed: int | None) -> np.ndarray:
     """The order in which samples are taken."""
     if seed is None:
         return np.arange(count, dtype=np.int64)
@@ -258,37 +261,6 @@ def _in_given_order(order: np.ndarray, offsets: np.ndarray) -> Grouped:
 
 def _gaps_can_be_listed(capacity: int, count: int) -> bool:
     return bool(capacity <= max(_MOST_GAPS, 16 * count))
-
-
-def lower_bound(sizes: np.ndarray, capacities: np.ndarray) -> int:
-    """No packing has fewer packs: every resource needs room for its sum."""
-    return int(max(-(-sizes.sum(axis=0) // capacities), default=0))
-
-
-def binding_resources(sizes: np.ndarray, capacities: np.ndarray) -> list[int]:
-    """The resources that can stop a sample at all; at least one.
-
-    A limit never binds where another one is used up at least as fast by every single sample:
-
-    >>> binding_resources(np.array([[100, 1], [300, 2]]), np.array([1000, 20]))
-    [0]
-    """
-    kept = list(range(len(capacities)))
-    for resource in sorted(kept, key=lambda r: int(sizes[:, r].sum()) / int(capacities[r])):
-        for other in kept:
-            if other != resource and _dominated(
-                sizes[:, resource], capacities[resource], sizes[:, other], capacities[other]
-            ):
-                kept.remove(resource)
-                break
-    return kept
-
-
-def _dominated(size: np.ndarray, capacity: int, by: np.ndarray, by_capacity: int) -> bool:
-    """size / capacity <= by / by_capacity for every sample, in whole numbers where they are exact."""
-    if int(size.max()) * int(by_capacity) < 2**62 and int(by.max()) * int(capacity) < 2**62:
-        return bool((size * by_capacity <= by * capacity).all())
-    return bool((size.astype(object) * int(by_capacity) <= by.astype(object) * int(capacity)).all())
 
 
 def _matrix(
@@ -331,3 +303,61 @@ def _column(name: str, values: np.ndarray | Sequence[int]) -> np.ndarray:
     if (column < 0).any():
         raise ConfigError(where, got=int(column.min()), expected="costs of at least 0")
     return column
+
+
+# ---- packers of the user
+
+
+def packer_source(strategy: str) -> str | None:
+    """A hash of the source of a user-defined packer; None for the others."""
+    return digest(_load_packer(strategy)[1]) if names_function(strategy) else None
+
+
+def _user_packs(sizes: np.ndarray, capacities: np.ndarray, strategy: str, seed: int | None) -> Grouped:
+    """Order and offsets of the packs that `packing_strategy: module:function` makes, checked.
+
+        def pack(sizes, capacities, seed): return [[0, 2], [1]]
+
+    `sizes` (samples, limits) and `capacities` (limits,) are whole numbers: tokens first, then the other limits that are
+    set, in the order of the documented table. `seed` is None where the order of the dataset is to be kept. What comes
+    back is the samples of each pack: every sample once, every pack within the limits.
+    """
+    function, _ = _load_packer(strategy)
+    try:
+        packs = [_positions(pack) for pack in function(sizes.copy(), capacities.copy(), seed)]
+    except Exception as error:  # the user's code can fail in any way
+        raise _wrong_packs(strategy, f"it raised {type(error).__name__}: {error}") from error
+    order = np.concatenate([np.empty(0, np.int64), *packs])
+    lengths = np.array([len(pack) for pack in packs], np.int64)
+    for pack in np.flatnonzero(lengths == 0)[:1]:
+        raise _wrong_packs(strategy, f"pack {pack} is empty")
+    for sample in order[(order < 0) | (order >= len(sizes))][:1]:
+        raise _wrong_packs(strategy, f"sample {sample} of {len(sizes):,}")
+    times = np.bincount(order, minlength=len(sizes))
+    for sample in np.flatnonzero(times != 1)[:1]:
+        raise _wrong_packs(strategy, f"sample {sample} in {times[sample] or 'no'} packs")
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    loads = np.add.reduceat(sizes[order], offsets[:-1]) if len(packs) else sizes[:0]
+    for pack, limit in np.argwhere(loads > capacities)[:1]:
+        raise _wrong_packs(strategy, f"pack {pack} holds {loads[pack, limit]:,}, the limit is {capacities[limit]:,}")
+    return order, offsets
+
+
+def _positions(pack: Iterable[int]) -> np.ndarray:
+    positions = np.array(list(pack))
+    if positions.size and positions.dtype.kind not in "iu":
+        raise TypeError(f"a pack of {positions.dtype}, not of integers")
+    return positions.astype(np.int64)
+
+
+def _load_packer(strategy: str) -> tuple[Callable[..., Any], str]:
+    return load_function(strategy, where=f"packing_strategy {strategy}", example="my_packer:pack")
+
+
+def _wrong_packs(strategy: str, got: str) -> ConfigError:
+    return ConfigError(
+        f"packing_strategy {strategy}",
+        got=got,
+        expected="lists of samples: each sample in exactly one pack, each pack within the limits",
+        fix="see docs/guides/packing.md for the arguments and return value of the function",
+    )

@@ -74,14 +74,14 @@ def first_fit(sizes: np.ndarray, order: np.ndarray, capacities: np.ndarray) -> t
     for k in range(len(order)):
         size = sizes[order[k]]
         leaves = len(tree) // 2
-        node, found = 1, -1
+        node, chosen = 1, -1
         # Depth first, left before right: down where a subtree promises room, else on to the next one to the right.
         while node:
             if _holds(tree[node], size):
                 if node < leaves:
                     node = 2 * node
                     continue
-                found = node - leaves
+                chosen = node - leaves
                 break
             if node >= leaves and node - leaves < packs and resources > 1:
                 missed[node - leaves] += 1
@@ -92,18 +92,18 @@ def first_fit(sizes: np.ndarray, order: np.ndarray, capacities: np.ndarray) -> t
                 node >>= 1
             if node:
                 node += 1
-        if found < 0:
+        if chosen < 0:
             if packs == leaves:
                 tree = _grown(tree)
                 more = np.zeros(2 * leaves, np.int32)
                 more[:leaves] = missed
                 missed, leaves = more, 2 * leaves
-            found = packs
+            chosen = packs
             packs += 1
-            tree[leaves + found] = capacities
-        tree[leaves + found] -= size
-        _raise_tree(tree, leaves + found)
-        packs_of[k] = found
+            tree[leaves + chosen] = capacities
+        tree[leaves + chosen] -= size
+        _raise_tree(tree, leaves + chosen)
+        packs_of[k] = chosen
     return packs_of, packs
 
 

@@ -129,7 +129,7 @@ def _place_rest(
 
 
 @njit(cache=True)
-def _dealt_anew(
+def _deal_again(
     sizes: np.ndarray, order: np.ndarray, starts: np.ndarray, capacity: int, packs: int, dealt: int
 ) -> tuple[bool, np.ndarray, np.ndarray]:
     """Whether every sample found a place, then order and offsets."""
@@ -173,7 +173,7 @@ def even_packs(
     order, starts = decreasing(sizes, int(sizes.max()), state, seed is not None)
     total = int(sizes.sum())
     for share in shares:
-        whole, grouped, offsets = _dealt_anew(sizes, order, starts, capacity, packs, int(share * total))
+        whole, grouped, offsets = _deal_again(sizes, order, starts, capacity, packs, int(share * total))
         if whole and (np.diff(offsets) > 0).all():
             return grouped, offsets
     return None

@@ -2,7 +2,7 @@
 
 The fewest packs of four ways win: best fit by the scarcest resource (at the bound where one limit dominates), a search
 in pools (near the bound where several limits bind), best fit by the sum of all shares (where large samples block each
-other) and first fit in random order (what the others never fall behind).
+other) and first fit in random order (so that the result is never worse than that).
 
 The search in pools deals samples into pools that are alike. Each pool is spread evenly over about as few packs as its
 sums allow, limits ignored, and then repaired by exchanges between packs. Packs that stay over a limit are dissolved
@@ -41,18 +41,23 @@ _OVER = 0.02  # share of a pool's packs that may be passed on
 _REHEARSALS = 6  # of the first pool, to learn how many packs to try
 
 
-def pack_several(sizes: np.ndarray, capacities: np.ndarray, *, seed: int, effort: str = "fast") -> Grouped:
+def pack_multi_resource(sizes: np.ndarray, capacities: np.ndarray, *, seed: int, effort: str = "fast") -> Grouped:
     """Order and offsets of the packs: pack i is order[offsets[i]:offsets[i + 1]], none is empty.
 
     sizes: int64 (n, r), every row fits `capacities` (r,) alone. The same arguments give the same packs.
     """
     num = len(sizes)
-    sizes, capacities = _binding(sizes, capacities)
-    if sizes.shape[1] == 0:
+    sums = sizes.sum(0)
+    scarcest = np.argsort(-sums / capacities, kind="stable")
+    binding = set(binding_resources(sizes, capacities)) if num else set()
+    needed = [int(q) for q in scarcest if q in binding and sums[q] > capacities[q]]
+    if not needed:
         return np.arange(num, dtype=np.int64), np.array([0, num] if num else [0], np.int64)
-    bound = int((-(-sizes.sum(0) // capacities)).max())
+    if needed != list(range(len(capacities))):
+        sizes, capacities = np.ascontiguousarray(sizes[:, needed]), capacities[needed]
+    bound = lower_bound(sizes, capacities)
     best = _best_fit(sizes, capacities, stream(seed, "several limits", "best fit"))
-    for name in ("fast",) if effort == "fast" else ("fast", effort):  # more effort shall never end behind less
+    for name in ("fast",) if effort == "fast" else ("fast", effort):  # more effort is never worse than less
         if _count(best) > bound and capacities.max() < _MOST_EXACT:
             rng = stream(seed, "several limits", name)
             state = rng.integers(1, 2**63, 1, dtype=np.uint64)
@@ -72,23 +77,35 @@ def _count(grouped: Grouped) -> int:
     return len(grouped[1]) - 1
 
 
-def _binding(sizes: np.ndarray, capacities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The resources that can bind, scarcest first: more of it than one pack holds, and no other always fuller."""
-    sums = sizes.sum(0)
-    needed: list[int] = []
-    for q in np.argsort(-sums / capacities, kind="stable"):
-        if sums[q] > capacities[q] and not any(_always_fuller(sizes, capacities, p, int(q)) for p in needed):
-            needed.append(int(q))
-    if needed == list(range(len(capacities))):
-        return sizes, capacities
-    return np.ascontiguousarray(sizes[:, needed]), capacities[needed]
+def lower_bound(sizes: np.ndarray, capacities: np.ndarray) -> int:
+    """No packing has fewer packs: every resource needs room for its sum."""
+    return int(max(-(-sizes.sum(axis=0) // capacities), default=0))
 
 
-def _always_fuller(sizes: np.ndarray, capacities: np.ndarray, p: int, q: int) -> bool:
-    """Whether every sample takes at least as large a share of resource p as of q, so that q never is the tighter."""
-    if max(int(capacities[p]), int(capacities[q])) >= 1 << 31:  # the products would not fit
-        return False
-    return bool((sizes[:, q] * capacities[p] <= sizes[:, p] * capacities[q]).all())
+def binding_resources(sizes: np.ndarray, capacities: np.ndarray) -> list[int]:
+    """The resources that can stop a sample at all; at least one.
+
+    A limit never binds where another one is used up at least as fast by every single sample:
+
+    >>> binding_resources(np.array([[100, 1], [300, 2]]), np.array([1000, 20]))
+    [0]
+    """
+    kept = list(range(len(capacities)))
+    for resource in sorted(kept, key=lambda r: int(sizes[:, r].sum()) / int(capacities[r])):
+        for other in kept:
+            if other != resource and _dominated(
+                sizes[:, resource], capacities[resource], sizes[:, other], capacities[other]
+            ):
+                kept.remove(resource)
+                break
+    return kept
+
+
+def _dominated(size: np.ndarray, capacity: int, by: np.ndarray, by_capacity: int) -> bool:
+    """size / capacity <= by / by_capacity for every sample, in whole numbers where they are exact."""
+    if int(size.max()) * int(by_capacity) < 2**62 and int(by.max()) * int(capacity) < 2**62:
+        return bool((size * by_capacity <= by * capacity).all())
+    return bool((size.astype(object) * int(by_capacity) <= by.astype(object) * int(capacity)).all())
 
 
 def _best_fit(sizes: np.ndarray, capacities: np.ndarray, rng: np.random.Generator) -> Grouped:
@@ -198,7 +215,7 @@ class _Aim:
     failed: float = 1.0  # the last factor that was too small
 
     def learn(self, instance: _Instance, ids: np.ndarray, outcome: _Outcome) -> bool:
-        """Take in how a pool went; says whether the factor was about right."""
+        """Adjust to how a pool went; True where the factor was about right."""
         num_packs = len(outcome.loads)
         excess = instance.excess(outcome.loads) / num_packs
         growth = num_packs / max(1e-9, instance.need(ids[~outcome.over]))

@@ -66,9 +66,9 @@ def best_fit(
     packs = 0
     for i in order:
         asked = 0
-        found, before, at = -1, -1, -1
+        chosen, before, at = -1, -1, -1
         level = next_level(words, summary, sizes[i, main] >> shift)
-        while level >= 0 and found < 0 and asked < tries:
+        while level >= 0 and chosen < 0 and asked < tries:
             before, b = -1, first[level]
             while b >= 0 and asked < tries:
                 room = True
@@ -77,35 +77,35 @@ def best_fit(
                         room = False
                         break
                 if room:
-                    found, at = b, level
+                    chosen, at = b, level
                     break
                 asked += 1
                 before, b = b, after[b]
-            if found < 0:
+            if chosen < 0:
                 level = next_level(words, summary, level + 1)
-        if found < 0:
+        if chosen < 0:
             if packs == len(slack):
                 wider = np.empty((2 * packs, r), np.int64)
                 wider[:packs] = slack
                 slack = wider
-            found = packs
-            slack[found] = capacities
+            chosen = packs
+            slack[chosen] = capacities
             packs += 1
         else:
             if before >= 0:
-                after[before] = after[found]
+                after[before] = after[chosen]
             else:
-                first[at] = after[found]
+                first[at] = after[chosen]
                 if first[at] < 0:
                     words[at >> 5] &= ~(np.int64(1) << np.int64(at & 31))
                     if words[at >> 5] == 0:
                         summary[at >> 10] &= ~(np.int64(1) << np.int64((at >> 5) & 31))
-        pack_of[i] = found
+        pack_of[i] = chosen
         for q in range(r):
-            slack[found, q] -= sizes[i, q]
-        level = slack[found, main] >> shift
-        after[found] = first[level]
-        first[level] = found
+            slack[chosen, q] -= sizes[i, q]
+        level = slack[chosen, main] >> shift
+        after[chosen] = first[level]
+        first[level] = chosen
         words[level >> 5] |= np.int64(1) << np.int64(level & 31)
         summary[level >> 10] |= np.int64(1) << np.int64((level >> 5) & 31)
     return packs
@@ -350,7 +350,7 @@ def best_fit_by_sum(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray
     packs = 0
     for k in range(len(order)):
         size = sizes[order[k]]
-        found, least = -1, np.inf
+        chosen, least = -1, np.inf
         for pack in range(packs):
             if room[pack] >= least:
                 continue
@@ -358,14 +358,14 @@ def best_fit_by_sum(sizes: np.ndarray, capacities: np.ndarray, order: np.ndarray
             for q in range(resources):
                 fits = fits and left[pack, q] >= size[q]
             if fits:
-                found, least = pack, room[pack]
-        if found < 0:
-            found = packs
-            left[found] = capacities
-            room[found] = resources
+                chosen, least = pack, room[pack]
+        if chosen < 0:
+            chosen = packs
+            left[chosen] = capacities
+            room[chosen] = resources
             packs += 1
         for q in range(resources):
-            left[found, q] -= size[q]
-            room[found] -= size[q] / capacities[q]
-        packs_of[k] = found
+            left[chosen, q] -= size[q]
+            room[chosen] -= size[q] / capacities[q]
+        packs_of[k] = chosen
     return packs_of, packs

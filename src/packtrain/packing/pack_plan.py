@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from packtrain.core.artifacts import read_json, whole_content, write_json
 from packtrain.core.checksums import checks_here, require_sums
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, PathError, in_one_line
 from packtrain.core.fingerprint import differences, digest
 from packtrain.core.numbers import counted
@@ -30,6 +31,16 @@ from packtrain.measuring.table import CostTable
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.predicting.flops import WorkModel
+
+KIND, VERSION = "pack-plan", 5
+PACKER_VERSION = 3  # raised when the same config and seed give other packs than before
+PLAN, LEDGER = "plan.json", "ledger.jsonl"
+_AGAIN = "pack again: packtrain pack COSTS --out NEW; for a cached plan: packtrain cache clear --kind plans"
+ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
+CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64()), ("first", pa.bool_())])
+PACK_SCHEMA = pa.schema(
+    [("end", pa.int64()), ("window", pa.int32())] + [(name, pa.int64()) for name in (*RESOURCES, *EXTRAS)]
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,17 +88,6 @@ class BlockedSummary:
     refused: int = 0
     limits: Mapping[str, BlockedCount] = field(default_factory=dict)  # by resource
 
-    def to_json(self) -> dict[str, Any]:
-        """As plan.json has it: the limits beside the totals."""
-        counts = {name: asdict(count) for name, count in self.limits.items()}
-        return {"offers": self.offers, "refused": self.refused, **counts}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> BlockedSummary:
-        """From what `to_json` gave."""
-        limits = {name: BlockedCount(**one) for name, one in body.items() if name not in ("offers", "refused")}
-        return cls(offers=body["offers"], refused=body["refused"], limits=limits)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerCounts:
@@ -99,7 +99,7 @@ class LedgerCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
-    """Everything that plan.json says."""
+    """The content of plan.json."""
 
     config: PackingConfig
     inputs: Mapping[str, Any]  # JSON: what the cost table is known by, to be compared and hashed
@@ -112,43 +112,6 @@ class PlanSummary:
     blocked: BlockedSummary = field(default_factory=BlockedSummary)
     ledger: LedgerCounts = field(default_factory=LedgerCounts)
     sums: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)  # size and checksum of each file
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of plan.json."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self)}
-        return plain | {
-            "config": self.config.describe(),
-            "work": asdict(self.work),
-            "epochs": [asdict(one) for one in self.epochs],
-            "blocked": self.blocked.to_json(),
-            "ledger": asdict(self.ledger),
-        }
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> PlanSummary:
-        """From the content of plan.json."""
-        found = {name: value for name, value in body.items() if name not in ("kind", "version")}
-        return cls(
-            **found
-            | {
-                "config": PackingConfig.from_description(found["config"]),
-                "work": WorkModel(**found["work"]),
-                "epochs": tuple(EpochCounts(**one) for one in found["epochs"]),
-                "blocked": BlockedSummary.from_json(found["blocked"]),
-                "ledger": LedgerCounts(**found["ledger"]),
-            }
-        )
-
-
-KIND, VERSION = "pack-plan", 4
-PACKER_VERSION = 3  # raised when the same config and seed give other packs than before
-PLAN, LEDGER = "plan.json", "ledger.jsonl"
-_AGAIN = "pack again: packtrain pack COSTS --out NEW; for a cached plan: packtrain cache clear --kind plans"
-ENTRY_SCHEMA = pa.schema([("row", pa.int64())])
-CUT_SCHEMA = pa.schema([("row", pa.int64()), ("start", pa.int64()), ("tokens", pa.int64()), ("first", pa.bool_())])
-PACK_SCHEMA = pa.schema(
-    [("end", pa.int64()), ("window", pa.int32())] + [(name, pa.int64()) for name in (*RESOURCES, *EXTRAS)]
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -233,7 +196,7 @@ class PackPlan:
     def load(cls, path: str | Path, *, checked: bool | None = None) -> PackPlan:
         """Open a plan folder. Its packs are memory-mapped, so every process of a machine shares them.
 
-        Unless said otherwise the first process of a node compares all of them with their checksums, for the others.
+        By default the first process of a node verifies their checksums, for the others.
         """
         folder = Path(path)
         if folder.name == PLAN:
@@ -247,7 +210,7 @@ class PackPlan:
             )
         body = read_json(folder / PLAN, KIND, VERSION, checked=True, fix=_AGAIN)
         with whole_content(folder / PLAN, fix=_AGAIN):
-            summary = PlanSummary.from_json(body)
+            summary = from_json(PlanSummary, body, ignore=("kind", "version"))
         if checks_here() if checked is None else checked:
             names = (f"{kind}-{n:04d}.arrow" for n in range(summary.files) for kind in ("entries", "packs"))
             require_sums(folder, {name: summary.sums.get(name) for name in (*names, LEDGER)}, fix=_AGAIN)
@@ -314,16 +277,16 @@ class PackPlan:
     def predicted_work(self, epoch: int) -> np.ndarray:
         """The predicted work of every pack of one epoch."""
         packs = self.epoch(epoch)
-        found = self.work.of(
+        work = self.work.of(
             tokens=packs.load("tokens"),
             squared_tokens=packs.load("attention"),
             patches=packs.load("patches"),
             squared_patches=packs.load("squared_patches"),
             supervised_tokens=packs.load("supervised_tokens"),
         )
-        return np.asarray(found, np.float64)
+        return np.asarray(work, np.float64)
 
-    def found_with(self, table: CostTable) -> PackPlan:
+    def at_table(self, table: CostTable) -> PackPlan:
         """This plan, of a table with the same content that may lie elsewhere; noted where the other is gone."""
         before, here = Path(self.summary.cost_table), str(table.folder.resolve())
         if str(before) == here:
@@ -331,16 +294,16 @@ class PackPlan:
         summary = replace(self.summary, cost_table=here)
         if self.folder is not None and not (before / TABLE).is_file():
             with suppress(OSError):  # a plan that may only be read
-                write_json(self.folder / PLAN, KIND, VERSION, summary.to_json(), checked=True)
+                write_json(self.folder / PLAN, KIND, VERSION, asdict(summary), checked=True)
         return PackPlan(summary, self._files, self.folder)
 
     def check_inputs(self, table: CostTable) -> None:
         """Refuse a cost table other than the one this plan was made from, naming what differs."""
-        found = differences(self.summary.inputs, plan_inputs(table))
-        if found:
+        changed = differences(self.summary.inputs, plan_inputs(table))
+        if changed:
             raise ArtifactError(
                 f"plan {self.folder or ''}".strip(),
-                got="made from other inputs: " + "; ".join(found[:5]),
+                got="made from other inputs: " + "; ".join(changed[:5]),
                 expected=f"the cost table {table.folder}",
                 fix="pack this table again",
             )
@@ -360,11 +323,11 @@ def plan_inputs(table: CostTable) -> dict[str, object]:
 
 def _mapped(path: Path, *schemas: pa.Schema) -> pa.Table:
     try:
-        found = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        found.validate()
-        if not any(found.schema.equals(one) for one in schemas):
-            raise pa.ArrowInvalid(f"other columns: {', '.join(found.schema.names)}")
-        return found
+        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        table.validate()
+        if not any(table.schema.equals(one) for one in schemas):
+            raise pa.ArrowInvalid(f"other columns: {', '.join(table.schema.names)}")
+        return table
     except (OSError, pa.ArrowException) as error:
         got = in_one_line(error)
         raise ArtifactError(str(path), got=got, expected="a complete pack plan", fix=_AGAIN) from None

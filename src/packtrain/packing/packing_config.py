@@ -41,7 +41,7 @@ class PackingConfig:
     max_frames_per_pack: int | None = None
     max_samples_per_pack: int | None = None
     max_attention_per_pack: int | None = None  # sum of squared lengths
-    pack_alignment: int = 1  # each sample is filled up to a multiple of so many tokens
+    pack_alignment: int = 1  # each sample is padded to a multiple of this many tokens
     max_packs: int | None = None  # of an epoch; samples of the others wait in the ledger
     cutoff_len: int | None = None  # tokens of a sample: what is longer is cut, before anything is packed
     truncate_side: Side = "right"  # where it is cut
@@ -95,8 +95,8 @@ class PackingConfig:
 
     def capacities(self) -> dict[str, int]:
         """The limits that are set, by resource; tokens first."""
-        found = {resource: getattr(self, setting) for setting, resource in LIMITS.items()}
-        return {resource: limit for resource, limit in found.items() if limit is not None}
+        limits = {resource: getattr(self, setting) for setting, resource in LIMITS.items()}
+        return {resource: limit for resource, limit in limits.items() if limit is not None}
 
     @property
     def cuts(self) -> bool:
@@ -114,11 +114,6 @@ class PackingConfig:
     def describe(self) -> dict[str, Any]:
         """As plain values, for files and fingerprints."""
         return asdict(self)
-
-    @classmethod
-    def from_description(cls, found: Mapping[str, Any]) -> PackingConfig:
-        """The config that `describe` described."""
-        return cls(**found)
 
 
 _COUNTS = (

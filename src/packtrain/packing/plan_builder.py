@@ -18,6 +18,7 @@ from packtrain.core.checksums import sums_of
 from packtrain.core.errors import ArtifactError, DataError, PathError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
+from packtrain.packing.arrays import packer_source
 from packtrain.packing.cutting import Dropped
 from packtrain.packing.pack_plan import (
     CUT_SCHEMA,
@@ -40,7 +41,6 @@ from packtrain.packing.pack_plan import (
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples
 from packtrain.packing.source_repeats import Draw, draw_of_table, is_mixed
-from packtrain.packing.user_packer import packer_source
 from packtrain.packing.windows import (
     TableRows,
     Tail,
@@ -106,7 +106,7 @@ def _write_plan(builder: _Builder, out: Path) -> None:
                             packs_file.write_batch(packs)
                 summary = builder.summary()
             sums = sums_of(folder, (path.name for path in folder.iterdir()))
-            write_json(folder / PLAN, KIND, VERSION, replace(summary, sums=sums).to_json(), checked=True)
+            write_json(folder / PLAN, KIND, VERSION, asdict(replace(summary, sums=sums)), checked=True)
     except OSError:  # perhaps not empty any more: another process was faster
         _refuse_existing(out)
         raise

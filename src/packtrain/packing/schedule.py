@@ -1,15 +1,15 @@
 """The order in which packs are trained: steps of G packs, the same for any number of ranks and workers.
 
-A step is G packs drawn at random. Inside it packs stand by predicted work, so that the W that are trained at the same
-time, one on each rank, are neighbours and take about equally long. Every other micro-batch runs the other way, so that
-no rank has the heaviest of each, which would add up where ranks wait for each other only once a step. Where packs are
-missing, it is the lightest that have no neighbours:
+A step is G packs drawn at random. Inside it packs are ordered by predicted work, so that the W that are trained at the
+same time, one on each rank, are neighbours and take about equally long. Every other micro-batch runs the other way, so
+that no rank has the heaviest of each, which would add up where ranks wait for each other only once a step. Where packs
+are missing, it is the lightest that have no neighbours:
 
     step of G = 6, by work    a b c d e f        W = 3:  micro-batch 0  a b c     micro-batch 1  f e d
                                                  W = 4:  micro-batch 0  - - a b   micro-batch 1  f e d c   (- is empty)
 
 Where a batch has B rows of one pack each, as padded ones have, W ranks take W x B packs at a time, every rank B that
-stand side by side:
+are side by side:
 
                                        W = 2, B = 2:  micro-batch 0  - - | a b    micro-batch 1  f e | d c
 """
@@ -38,7 +38,7 @@ EMPTY = -1  # in place of a pack: nothing to train, no loss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderState:
-    """Where a run stands; `next_pack` counts packs of the epoch that are done, in the schedule's order."""
+    """The position of a run; `next_pack` counts packs of the epoch that are done, in the schedule's order."""
 
     schedule: str  # hash of the schedule
     epoch: int
@@ -48,10 +48,10 @@ class LoaderState:
     )  # what it is a hash of, to name differences
 
     @classmethod
-    def from_plain(cls, found: object) -> LoaderState:
+    def from_plain(cls, plain: object) -> LoaderState:
         """From plain values by name; anything else than a state is refused."""
         try:
-            state = cls(**found)  # type: ignore[arg-type]
+            state = cls(**plain)  # type: ignore[arg-type]
             good = isinstance(state.settings, Mapping | None) and isinstance(state.schedule, str)
             good = good and all(
                 isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -60,7 +60,7 @@ class LoaderState:
         except TypeError:
             good = False
         if not good:
-            shown = str(found)[:200]
+            shown = str(plain)[:200]
             raise ArtifactError("loader state", got=shown, expected="schedule, epoch and next_pack as JSON")
         return state
 
@@ -95,8 +95,8 @@ class Schedule:
         """What the hash is of, by name: settings that can be told, data and model as hashes."""
         config, inputs = self.plan.config.describe(), self.plan.summary.inputs
         own = {"packs_per_step": self.packs_per_step, "seed": self.seed, "balance": self.balance}
-        found = {**inputs, **(inputs.get("measured") or {}), "work": asdict(self.plan.work)}
-        hashes = {name: digest(value) for name, value in found.items() if name != "measured"}
+        known = {**inputs, **(inputs.get("measured") or {}), "work": asdict(self.plan.work)}
+        hashes = {name: digest(value) for name, value in known.items() if name != "measured"}
         return dict(json.loads(json.dumps({**own, "packing": config, "inputs": hashes}, default=str)))
 
     def at(self, epoch: int, next_pack: int) -> LoaderState:
@@ -123,15 +123,15 @@ class Schedule:
 
     def num_samples(self, first: int, last: int) -> int:
         """Samples in these optimizer steps of the whole run, counted from 0, without the last."""
-        found = before = 0
+        samples = before = 0
         for epoch in range(self.plan.num_epochs):
             steps = self.num_steps(epoch)
             begin, end = (min(max(step - before, 0), steps) for step in (first, last))
             if begin < end:
                 packs = self.order(epoch)[begin * self.packs_per_step : end * self.packs_per_step]
-                found += int(self.plan.epoch(epoch).load("samples")[packs].sum())
+                samples += int(self.plan.epoch(epoch).load("samples")[packs].sum())
             before += steps
-        return found
+        return samples
 
     def accumulation(self, world: int, rows_per_batch: int = 1) -> int:
         """Micro-batches of one optimizer step on this many ranks, each with batches of this many packs."""
@@ -161,8 +161,9 @@ class Schedule:
         """The packs of one step by micro-batch and rank, filled up with EMPTY: (accumulation, world x rows_per_batch).
 
         Rank r has the columns from r x rows_per_batch on. The packs of the first micro-batches are always the first of
-        the step's order, so how many packs are `done` says where a step stands. What is left after them takes the
-        micro-batches that it would have had, if ranks and rows are still as many, and otherwise as few as it needs.
+        the step's order, so the number of packs that are `done` is the position in a step. What is left after them
+        takes the micro-batches that it would have had, if ranks and rows are still as many, and otherwise as few as it
+        needs.
         """
         packs = self.step(epoch, number)
         if not 0 <= done <= len(packs):
@@ -217,7 +218,7 @@ class Schedule:
         return arrange(shuffled, work, self.packs_per_step, self.balance, random, packs.load("window"))
 
     def _shuffled(self, epoch: int, windows: np.ndarray) -> np.ndarray:
-        """Packs in random order inside each window; windows stand in the order in which they are read."""
+        """Packs in random order inside each window; windows keep the order in which they are read."""
         if not self.plan.config.shuffle:
             return np.arange(len(windows))
         key = stream(self.seed, "packs", epoch).random(len(windows))
@@ -230,10 +231,10 @@ def turned(rows: np.ndarray, first: int = 0) -> np.ndarray:
     >>> turned(np.array([[1, 2], [3, 4]])).tolist()
     [[1, 2], [4, 3]]
     """
-    found = rows.copy()
+    result = rows.copy()
     odd = 1 - first % 2
-    found[..., odd::2, :] = rows[..., odd::2, ::-1]
-    return found
+    result[..., odd::2, :] = rows[..., odd::2, ::-1]
+    return result
 
 
 def arrange(
@@ -320,7 +321,7 @@ def balance_table(
 
     Without `packs_per_step` a step has eight packs for each rank, or as many as the plan has.
     """
-    found = []
+    table = []
     packs = plan.epoch(0).num_packs
     for world in ranks:
         if world > packs:
@@ -330,5 +331,5 @@ def balance_table(
             balance: evenness(Schedule(plan, packs_per_step=size, seed=plan.config.seed, balance=balance), world)
             for balance in ("random", "sorted", "strict")
         }
-        found.append(BalanceLine(ranks=world, packs_per_step=size, steps=-(-packs // size), **lines))
-    return found
+        table.append(BalanceLine(ranks=world, packs_per_step=size, steps=-(-packs // size), **lines))
+    return table

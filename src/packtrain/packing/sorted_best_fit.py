@@ -90,7 +90,7 @@ def file_gap(gaps: np.ndarray, words: np.ndarray, newest: np.ndarray, older: np.
 
 @njit(cache=True)
 def decreasing(sizes: np.ndarray, largest: int, state: np.uint64, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Positions by decreasing size, equal sizes in random order where `shuffle` says so, and where each size begins."""
+    """Positions by decreasing size, equal sizes in random order with `shuffle`, and where each size begins."""
     starts = np.zeros(largest + 2, np.int64)
     for size in sizes:
         starts[largest - size + 1] += 1

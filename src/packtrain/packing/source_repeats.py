@@ -27,16 +27,16 @@ class Draw:
         A fraction of a repeat is a part of the source: each epoch takes the next one, in an order drawn by the seed,
         so that every row is used before any is used again.
         """
-        found = np.ones(len(self.sources.codes), np.int64)
+        times = np.ones(len(self.sources.codes), np.int64)
         for code, name in enumerate(self.sources.names):
             rows = np.flatnonzero((self.sources.codes == code) & self.fits)
             whole = math.floor(self.repeats[name])
-            found[rows] = whole
+            times[rows] = whole
             part = round((self.repeats[name] - whole) * len(rows))
             if part:
                 order = stream(seed, "draw", 0, name).permutation(rows)
-                found[order[(epoch * part + np.arange(part)) % len(rows)]] += 1
-        return found
+                times[order[(epoch * part + np.arange(part)) % len(rows)]] += 1
+        return times
 
 
 def is_mixed(table: CostTable) -> bool:

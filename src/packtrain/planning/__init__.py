@@ -1,7 +1,7 @@
 """A cost table, a model and GPUs -> the study: lengths compared, padding beside packing, a recommendation.
 
-Takes a `Question` (table, model's shape, GPU, how it is trained today) and gives one frozen `Study`, from which every
-file of a report is rendered.
+Takes a cost table and a `Question` (its rows, the model's shape, GPU, setup and baseline) and gives one frozen `Study`,
+from which every file of a report is rendered.
 """
 
 from __future__ import annotations

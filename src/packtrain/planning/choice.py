@@ -21,29 +21,31 @@ KEEPING = 0.05  # of the best speed: what keeping more of the samples may cost
 TIE = 0.01  # speeds that are nearer than this are the same: the estimates are not better
 _SHORTER = 0.8  # of the recommended length: what makes a setting conservative
 _NEARLY_AS_FAST = 0.85  # a longer setting that is slower than this is no alternative
+_LIMIT_STEP = 1_024  # patches: a limit that reads well
+_PATCHES = "max_patches_per_pack"
+_FREE = {"chunked_loss", "attention"}  # options that have no price
+_DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer patches in a pack
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One of the simulations, and why it is that one."""
 
-    simulation: int  # its position
+    simulation: Simulation
     reason: str
 
 
-def dropped_share(simulation: Simulation) -> float:
-    """Samples that are in no pack, of all."""
-    return simulation.samples_dropped / (simulation.samples_packed + simulation.samples_dropped)
-
-
-def acceptable(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False) -> list[int]:
+def acceptable(
+    simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False
+) -> list[Simulation]:
     """Those that leave out few samples and keep the samples of a step, nearly where it is not fixed; where none
     does, the nearest to it."""
-    least = min(dropped_share(simulation) for simulation in simulations)
+    least = min(one.dropped_share for one in simulations)
     allowed = MOST_DROPPED if least < MOST_DROPPED else least + MOST_DROPPED
-    kept = [at for at, simulation in enumerate(simulations) if dropped_share(simulation) < allowed]
-    moved = {at: _moved(simulations[at], samples_per_step) for at in kept}
-    return [at for at in kept if moved[at] <= max(KEPT if fixed_step else TOLERATED, min(moved.values()))]
+    kept = [one for one in simulations if one.dropped_share < allowed]
+    nearest = min(_moved(one, samples_per_step) for one in kept)
+    most = max(KEPT if fixed_step else TOLERATED, nearest)
+    return [one for one in kept if _moved(one, samples_per_step) <= most]
 
 
 def choose(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_step: bool = False) -> Choice:
@@ -53,36 +55,36 @@ def choose(simulations: Sequence[Simulation], samples_per_step: int, *, fixed_st
     given up. Near ties: shorter, then nearer to the bound.
     """
     kept = acceptable(simulations, samples_per_step, fixed_step=fixed_step)
-    fitting = [at for at in kept if simulations[at].fits]
+    fitting = [one for one in kept if one.fits]
     if not fitting:
-        return _nothing_fits(simulations, kept)
-    best = max(simulations[at].tokens_per_second for at in fitting)
-    steady = [at for at in fitting if _moved(simulations[at], samples_per_step) <= KEPT]
-    if steady:
-        best_steady = max(simulations[at].tokens_per_second for at in steady)
-        if best <= WORTH_MOVING * best_steady:
-            fitting, best = steady, best_steady
-    near = [at for at in fitting if simulations[at].tokens_per_second >= (1 - KEEPING) * best]
-    fewest = min(simulations[at].samples_dropped for at in near)
-    keeping = [at for at in near if simulations[at].samples_dropped == fewest]
-    best = max(simulations[at].tokens_per_second for at in keeping)
-    tied = [at for at in keeping if simulations[at].tokens_per_second >= (1 - TIE) * best]
-    chosen = min(tied, key=lambda at: _preference(simulations[at]))
-    return Choice(chosen, _why(simulations, chosen, fitting))
+        least = min(kept, key=lambda one: one.memory_bytes)
+        return Choice(least, f"nothing fits this GPU; {least.name} needs least, {gib(least.memory_bytes)}")
+    steady = [one for one in fitting if _moved(one, samples_per_step) <= KEPT]
+    if steady and _fastest(fitting).tokens_per_second <= WORTH_MOVING * _fastest(steady).tokens_per_second:
+        fitting = steady
+    near = _not_slower(fitting, KEEPING)
+    fewest = min(one.samples_dropped for one in near)
+    tied = _not_slower([one for one in near if one.samples_dropped == fewest], TIE)
+    chosen = min(tied, key=lambda one: (one.packing_length, -one.of_bound, len(one.limits)))
+    return Choice(chosen, _why(chosen, fitting))
 
 
 def _moved(simulation: Simulation, samples_per_step: int) -> float:
     return abs(simulation.samples_per_step / samples_per_step - 1)
 
 
-def _preference(simulation: Simulation) -> tuple[float, ...]:
-    return simulation.packing_length, -simulation.of_bound, len(simulation.limits)
+def _fastest(simulations: Sequence[Simulation]) -> Simulation:
+    return max(simulations, key=lambda one: one.tokens_per_second)
 
 
-def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int]) -> str:
-    mine = simulations[chosen]
-    text = f"{mine.tokens_per_second:,.0f} real tokens/s predicted"
-    fastest = simulations[max(fitting, key=lambda at: simulations[at].tokens_per_second)]
+def _not_slower(simulations: Sequence[Simulation], share: float) -> list[Simulation]:
+    """Those that are at most by this share slower than the fastest."""
+    least = (1 - share) * _fastest(simulations).tokens_per_second
+    return [one for one in simulations if one.tokens_per_second >= least]
+
+
+def _why(mine: Simulation, fitting: Sequence[Simulation]) -> str:
+    text, fastest = f"{mine.tokens_per_second:,.0f} real tokens/s predicted", _fastest(fitting)
     faster = fastest.tokens_per_second / mine.tokens_per_second - 1
     others = f"{counted(len(fitting), 'packing')} that {'fits' if len(fitting) == 1 else 'fit'}"
     if fastest.samples_dropped > mine.samples_dropped:
@@ -92,58 +94,47 @@ def _why(simulations: Sequence[Simulation], chosen: int, fitting: Sequence[int])
         text += f", within {whole_percent(TIE)} of the fastest of the {others}, and shorter"
     elif len(fitting) > 1:
         text += f", the fastest of the {others}"
-    return f"{text} ({gib(mine.memory_bytes)}, {percent(dropped_share(mine))} of the samples dropped)"
+    return f"{text} ({gib(mine.memory_bytes)}, {percent(mine.dropped_share)} of the samples dropped)"
 
 
-def _nothing_fits(simulations: Sequence[Simulation], kept: Sequence[int]) -> Choice:
-    chosen = min(kept, key=lambda at: simulations[at].memory_bytes)
-    mine = simulations[chosen]
-    return Choice(chosen, f"nothing fits this GPU; {mine.name} needs least, {gib(mine.memory_bytes)}")
-
-
-def efficient(simulations: Sequence[Simulation], chosen: int) -> Choice | None:
+def efficient(simulations: Sequence[Simulation], mine: Simulation) -> Choice | None:
     """A setting that fits and gets more out of the data: faster, or else fuller or with fewer samples left out."""
-    mine = simulations[chosen]
-    allowed = max(MOST_DROPPED, dropped_share(mine))
-    others = [at for at, one in enumerate(simulations) if one.fits and at != chosen and dropped_share(one) <= allowed]
-    faster = [at for at in others if simulations[at].tokens_per_second > mine.tokens_per_second]
+    allowed = max(MOST_DROPPED, mine.dropped_share)
+    others = [one for one in simulations if one.fits and one is not mine and one.dropped_share <= allowed]
+    best = _fastest([*others, mine])
+    if best is not mine and best.tokens_per_second > mine.tokens_per_second:
+        return Choice(best, f"faster: {_compared(best, mine)}")
     longer = [
-        at
-        for at in others
-        if simulations[at].packing_length > mine.packing_length
-        and simulations[at].tokens_per_second >= _NEARLY_AS_FAST * mine.tokens_per_second
-        and (simulations[at].samples_dropped, -simulations[at].fill) < (mine.samples_dropped, -mine.fill)
+        one
+        for one in others
+        if one.packing_length > mine.packing_length
+        and one.tokens_per_second >= _NEARLY_AS_FAST * mine.tokens_per_second
+        and (one.samples_dropped, -one.fill) < (mine.samples_dropped, -mine.fill)
     ]
-    if not faster and not longer:
+    if not longer:
         return None
-    if faster:
-        best, why = max(faster, key=lambda at: simulations[at].tokens_per_second), "faster"
-    else:
-        best = max(longer, key=lambda at: (simulations[at].tokens_per_second, -simulations[at].packing_length))
-        why = "nothing that fits is faster; this one is longer and leaves less out"
-    return Choice(best, f"{why}: {_compared(simulations[best], mine)}")
+    best = max(longer, key=lambda one: (one.tokens_per_second, -one.packing_length))
+    return Choice(best, f"nothing that fits is faster; this one is longer and drops less: {_compared(best, mine)}")
 
 
-def conservative(simulations: Sequence[Simulation], chosen: int, besides: int | None = None) -> Choice | None:
+def conservative(
+    simulations: Sequence[Simulation], mine: Simulation, besides: Simulation | None = None
+) -> Choice | None:
     """A setting that needs less memory: the fastest that is clearly shorter, else the shorter one that needs least."""
-    mine = simulations[chosen]
-    allowed = max(MOST_DROPPED, 2 * dropped_share(mine))
+    allowed = max(MOST_DROPPED, 2 * mine.dropped_share)
     less = [
-        at
-        for at, one in enumerate(simulations)
+        one
+        for one in simulations
         if (one.packing_length < mine.packing_length or (one.limits and one.packing_length == mine.packing_length))
         and one.memory_bytes < mine.memory_bytes
-        and at != besides
+        and one is not besides
     ]
-    kept = [at for at in less if dropped_share(simulations[at]) <= allowed] or less
-    clearly = [at for at in kept if simulations[at].packing_length <= _SHORTER * mine.packing_length]
+    kept = [one for one in less if one.dropped_share <= allowed] or less
     if not kept:
         return None
-    if clearly:
-        best = max(clearly, key=lambda at: simulations[at].tokens_per_second)
-    else:
-        best = min(kept, key=lambda at: simulations[at].memory_bytes)
-    return Choice(best, f"less memory: {_compared(simulations[best], mine)}")
+    clearly = [one for one in kept if one.packing_length <= _SHORTER * mine.packing_length]
+    best = _fastest(clearly) if clearly else min(kept, key=lambda one: one.memory_bytes)
+    return Choice(best, f"less memory: {_compared(best, mine)}")
 
 
 def _compared(one: Simulation, mine: Simulation) -> str:
@@ -159,10 +150,7 @@ def _compared(one: Simulation, mine: Simulation) -> str:
     )
 
 
-_LIMIT_STEP = 1_024  # patches: a limit that reads well
-_PATCHES = "max_patches_per_pack"
-_FREE = {"chunked_loss", "attention"}  # options that have no price
-_DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer patches in a pack
+# ---- room
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +167,7 @@ class Room:
 def make_room(question: Question, simulations: Sequence[Simulation]) -> Room:
     """Turn options on until a packing that keeps the samples fits; those that turn out not to be needed stay off."""
     fixed = question.baseline.sets_step
-    kept = [simulations[at] for at in acceptable(simulations, question.samples_per_step, fixed_step=fixed)]
+    kept = acceptable(simulations, question.samples_per_step, fixed_step=fixed)
     before = min(kept, key=lambda one: one.memory_bytes)
     setup = question.setup
     options: list[_Option] = []
@@ -211,7 +199,7 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
     """For each length the most patches that fit, where nearly every sample stays below."""
     patches = question.rows.samples["patches"]
     floor = int(np.quantile(patches, 1 - MOST_DROPPED / 2, method="higher"))
-    found = []
+    limit_sets = []
     for one in kept:
         low, high = floor // _LIMIT_STEP, one.worst.patches // _LIMIT_STEP
         if not floor or not question.fits(_with_patches(one.worst, (low + 1) * _LIMIT_STEP), setup):
@@ -221,8 +209,8 @@ def patch_limits(question: Question, kept: Sequence[Simulation], setup: Training
             fits = question.fits(_with_patches(one.worst, middle * _LIMIT_STEP), setup)
             low, high = (middle, high) if fits else (low, middle)
         limit = max(low * _LIMIT_STEP, floor)
-        found.append({"packing_length": one.packing_length, **one.limits, "max_patches_per_pack": limit})
-    return tuple(found)
+        limit_sets.append({"packing_length": one.packing_length, **one.limits, "max_patches_per_pack": limit})
+    return tuple(limit_sets)
 
 
 class _Option(NamedTuple):

@@ -12,12 +12,12 @@ from packtrain.packing.schedule import arrange, turned
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.time import (
     Coefficients,
-    behind_launches,
     default_coefficients,
     launch_seconds,
     step_time,
     waiting_seconds,
     waits,
+    with_launches,
     work_seconds,
 )
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
@@ -67,8 +67,25 @@ class PassColumns:
 
 def pack_passes(loads: Mapping[str, np.ndarray]) -> PassColumns:
     """Packs are rows of their own; a pack's numbers come under the names that plans have for them."""
-    found = {name: loads[_FROM_PLANS.get(name, name)] for name in FIELDS if name != "rows"}
-    return PassColumns({**found, "rows": np.ones_like(found["tokens"])})
+    columns = {name: loads[_FROM_PLANS.get(name, name)] for name in FIELDS if name != "rows"}
+    return PassColumns({**columns, "rows": np.ones_like(columns["tokens"])})
+
+
+def padded_batches(columns: Mapping[str, np.ndarray], starts: np.ndarray) -> PassColumns:
+    """Padded batches of consecutive rows: each begins at one of `starts` and is padded to its longest row."""
+    rows, longest = np.add.reduceat(columns["samples"], starts), np.maximum.reduceat(columns["longest"], starts)
+    sums = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
+    return PassColumns(
+        {
+            "tokens": rows * longest,
+            "squared_tokens": rows * longest * longest,
+            "longest": longest,
+            "samples": rows,
+            "rows": rows,
+            "largest_patches": np.maximum.reduceat(columns["largest_patches"], starts),
+            **{name: np.add.reduceat(columns[name], starts) for name in sums},
+        }
+    )
 
 
 def one_pass(load: Load) -> PassColumns:
@@ -94,7 +111,7 @@ class Clock:
         setup = replace(self.setup, attention="varlen")
         work = work_seconds(self.shape, setup, self.gpu, self.coefficients, longest=int(passes["longest"].max()))
         dense = self._dense(passes)
-        found = work.of(
+        busy = work.of(
             tokens=passes["tokens"].astype(np.float64),
             squared_tokens=np.where(dense, 0.0, passes["squared_tokens"]),
             patches=passes["patches"].astype(np.float64),
@@ -102,8 +119,8 @@ class Clock:
             supervised_tokens=passes["supervised_tokens"].astype(np.float64),
         )
         whole_rows = passes["tokens"].astype(np.float64) ** 2 / passes["rows"]
-        found = found + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
-        return self._launched(found, passes["patches"] > 0, passes["images"])
+        busy = busy + np.where(dense, self._per_dense_pair() * whole_rows, 0.0)
+        return self._launched(busy, passes["patches"] > 0, passes["images"])
 
     def epoch(self, passes: PassColumns, per_step: int, *, packs: bool = False) -> float:
         """All passes in this order, `per_step` in an optimizer step.
@@ -158,7 +175,7 @@ class Clock:
         return (dense - plain) / (_PROBE * _PROBE / row.rows)
 
     def _launched(self, busy: np.ndarray, sees: np.ndarray, images: np.ndarray) -> np.ndarray:
-        """Passes behind their launches; those without patches are spared the encoder's, and waiting for it."""
+        """Passes with their kernel launches; those without patches launch no encoder and do not wait for it."""
         chosen = self.coefficients or default_coefficients(compiled=self.setup.compiled)
         text = Load(tokens=1, squared_tokens=1, longest=1)
         image = replace(text, patches=1)
@@ -166,5 +183,5 @@ class Clock:
         loads = (text, image, replace(image, images=1))
         without, with_encoder, with_one = (launch_seconds(self.shape, self.setup, load, chosen) for load in loads)
         launches = np.where(sees, with_encoder + (with_one - with_encoder) * images, without)
-        seconds = behind_launches(busy - waited, launches)
+        seconds = with_launches(busy - waited, launches)
         return np.asarray(seconds + np.where(sees, waited, 0.0))

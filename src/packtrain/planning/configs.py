@@ -187,26 +187,26 @@ def training_section(draft: ConfigDraft, intervals: Intervals, *, packed: bool) 
     question = draft.question
     setup, baseline = question.setup, question.baseline
     given, data = (question.base.get(section, {}) for section in ("training", "data"))
-    found: dict[str, Any] = {} if (given.get("max_steps") or 0) > 0 else {"num_train_epochs": baseline.epochs}
-    found |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
+    settings: dict[str, Any] = {} if (given.get("max_steps") or 0) > 0 else {"num_train_epochs": baseline.epochs}
+    settings |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
     if intervals.warmup_steps is not None:
-        found["warmup_steps"] = intervals.warmup_steps
+        settings["warmup_steps"] = intervals.warmup_steps
     elif baseline.warmup_ratio is not None and "warmup_steps" not in given:
-        found["warmup_ratio"] = baseline.warmup_ratio
+        settings["warmup_ratio"] = baseline.warmup_ratio
     if given.get("save_strategy") in (None, "steps"):
-        found["save_steps"] = intervals.save_steps
+        settings["save_steps"] = intervals.save_steps
     if (data.get("eval_path") or data.get("eval_size")) and given.get("eval_strategy") in (None, "steps"):
-        found["eval_steps"] = intervals.eval_steps
-    found |= {name: getattr(intervals, name) for name in ("save_delay_steps", "logging_steps") if name in given}
+        settings["eval_steps"] = intervals.eval_steps
+    settings |= {name: getattr(intervals, name) for name in ("save_delay_steps", "logging_steps") if name in given}
     for name in ("save_steps", "eval_steps", "logging_steps", "warmup_steps"):
         if isinstance(value := given.get(name), float) and value < 1:  # a share of all steps, which holds as it is
-            found[name] = value
-    found |= _changed(question, _OF_TRAINING)
+            settings[name] = value
+    settings |= _changed(question, _OF_TRAINING)
     if setup.attention != question.configured.attention:
-        found["attn_implementation"] = setup.attention
+        settings["attn_implementation"] = setup.attention
     if setup.optimizer != question.configured.optimizer:
-        found["optim"] = _OPTIMIZERS[setup.optimizer]
+        settings["optim"] = _OPTIMIZERS[setup.optimizer]
     compiled = setup.compiled if packed else baseline.compiled
     if "compile" not in given and compiled != packed:  # only what training would not do by itself
-        found["compile"] = compiled
-    return found
+        settings["compile"] = compiled
+    return settings

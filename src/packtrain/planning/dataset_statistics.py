@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.core.modality import VISION, VISION_TOKENS
 from packtrain.core.numbers import percent
-from packtrain.measuring.statistics import DESCRIBED, describe
+from packtrain.measuring.measure_summary import DESCRIBED, describe
 from packtrain.measuring.table import CostTable
 from packtrain.packing.resources import Samples
 from packtrain.planning.study_values import DatasetStats, Group, Histogram, Statistics
@@ -62,7 +62,7 @@ def dataset_stats(table: CostTable) -> DatasetStats:
         values = _column(table, name)
         statistics[name] = describe(values)
         some = values[values > 0] if name in _SPARSE else values
-        if name in CHARTED and len(some) and (name == "tokens" or some.min() < some.max()):  # one bar says nothing
+        if name in CHARTED and len(some) and (name == "tokens" or some.min() < some.max()):  # one bar shows nothing
             of_some = describe(some) if len(some) < len(values) else {}
             histograms[name] = replace(histogram(some), without_zeros=of_some)
         for parts in (by_source, by_modality) if name in _GROUPED else ():
@@ -99,23 +99,23 @@ def observations(statistics: Mapping[str, Statistics], with_images: Statistics) 
         lengths += ": many long samples and some short ones."
     else:
         lengths += ": lengths are spread evenly around them."
-    found = [lengths]
+    lines = [lengths]
     outliers = f"The longest has {most:,.0f} tokens, {most / mean:,.1f} times the mean"
     decide = "; a few outliers decide what padded batches need" if most > 10 * mean else ""
-    found.append(f"{outliers}; 1 % are above {tokens['p99']:,.0f}{decide}.")
+    lines.append(f"{outliers}; 1 % are above {tokens['p99']:,.0f}{decide}.")
     kinds = {kind: statistics[f"{kind}_tokens"].get("total", 0) / total for kind in _KINDS}
     if kinds["text"] < 1:
-        found.append("Tokens: " + ", ".join(f"{kind} {percent(share)}" for kind, share in kinds.items() if share) + ".")
+        lines.append("Tokens: " + ", ".join(f"{kind} {percent(share)}" for kind, share in kinds.items() if share) + ".")
     if with_images:
         spread = with_images["std"] / with_images["mean"]
         alike = "about equally many" if spread < _ALIKE else "very different numbers"
-        found.append(
+        lines.append(
             f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
             f"({percent(spread)}): {alike}."
         )
     supervised = statistics["supervised_tokens"].get("total", 0) / total
-    found.append(f"{percent(supervised)} of the tokens carry loss.")
-    return tuple(found)
+    lines.append(f"{percent(supervised)} of the tokens carry loss.")
+    return tuple(lines)
 
 
 def _column(table: CostTable, name: str) -> np.ndarray:
@@ -149,8 +149,8 @@ def histogram(values: np.ndarray) -> Histogram:
         step = _round_step(max(usual, 1.0) / _BINS)
         edges = np.arange(0.0, max(usual, 1.0) + step, step)
         edges = np.append(edges[edges < most], most + 1.0)
-    found, _ = np.histogram(values, edges)
-    return Histogram(edges=tuple(float(edge) for edge in edges), counts=tuple(int(count) for count in found))
+    counts, _ = np.histogram(values, edges)
+    return Histogram(edges=tuple(float(edge) for edge in edges), counts=tuple(int(count) for count in counts))
 
 
 def _round_step(step: float) -> float:
@@ -189,8 +189,8 @@ class _Parts:
             self._found[0][name] = whole
             return
         ordered, start = values[self._order], 0
-        for (_, size), found in zip(self._present, self._found, strict=True):
-            found[name] = describe(ordered[start : start + size])
+        for (_, size), statistics in zip(self._present, self._found, strict=True):
+            statistics[name] = describe(ordered[start : start + size])
             start += size
 
     def groups(self, total: int) -> tuple[Group, ...]:
@@ -199,10 +199,10 @@ class _Parts:
             Group(
                 name=name,
                 samples=size,
-                tokens=round(found["tokens"]["total"]),
-                share_of_tokens=found["tokens"]["total"] / total,
-                statistics=found,
+                tokens=round(statistics["tokens"]["total"]),
+                share_of_tokens=statistics["tokens"]["total"] / total,
+                statistics=statistics,
             )
-            for (name, size), found in zip(self._present, self._found, strict=True)
+            for (name, size), statistics in zip(self._present, self._found, strict=True)
         ]
         return tuple(sorted(groups, key=lambda group: -group.tokens))

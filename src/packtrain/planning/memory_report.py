@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from packtrain.core.numbers import counted
-from packtrain.measuring.table import CostTable
-from packtrain.packing.pack_plan import PACK_SCHEMA, PackPlan
+from packtrain.packing.pack_plan import PACK_SCHEMA
 from packtrain.planning.choice import make_room
 from packtrain.planning.clock import FIELDS, PassColumns
 from packtrain.planning.dataset_statistics import largest_image_patches, tiles_of
@@ -36,44 +34,43 @@ _EXACT = 16  # packs whose memory is estimated one by one, after a first look at
 _Tried = tuple[str, str, Simulation, int]  # option, change, what packing is like with it, samples filtered out
 
 
-def memory_report(found: Findings, plan: PackPlan, passes: PassColumns) -> MemoryReport:
+def memory_report(findings: Findings) -> MemoryReport:
     """The estimate that the recommendation rests on, and everything around it."""
-    question, one = found.question, found.chosen
-    number = heaviest_pack(question, passes)
-    ids = sample_ids(plan, found.table, number)
-    heaviest = passes.load(number)
+    question, one = findings.question, findings.chosen
+    number = heaviest_pack(question, findings.passes)
+    ids, heaviest = _sample_ids(findings, number), findings.passes.load(number)
     vision = question.shape.vision
     return MemoryReport(
         gpu=question.gpu.name,
         gpu_bytes=question.gpu.memory_bytes,
         usable_bytes=question.usable_bytes,
         estimate=question.memory_of(one.worst),
-        beside=tuple(_beside(found)),
+        beside=tuple(_beside(findings)),
         vision_layer=vision_layer_parts(question.shape, question.setup, one.worst),
         vision_layers=vision.layers if vision else 0,
-        comfortable=comfortable(found),
+        comfortable=comfortable(findings),
         worst_bytes=question.memory_of(heaviest).total,
         worst_pack=number,
         worst_samples=ids,
-        savings=_savings(found, passes),
-        sentences=explain_worst(number, heaviest, ids, _resources(found), packing_length=one.packing_length),
-        host=_host(question, found.table, plan, one),
+        savings=_savings(findings),
+        sentences=explain_worst(number, heaviest, ids, _resources(findings), packing_length=one.packing_length),
+        host=_host(findings),
     )
 
 
-def _beside(found: Findings) -> Iterator[Beside]:
-    """What was asked for, where options had to be turned on, and the padded run."""
-    question, padded = found.question, found.padded[0]
-    if found.room is not None:
-        asked = question.memory_of(found.room.worst, question.requested)
-        yield Beside(name="as asked for", estimate=asked, fits=asked.total <= question.usable_bytes)
+def _beside(findings: Findings) -> Iterator[Beside]:
+    """The requested setup, where options had to be turned on, and the padded run."""
+    question, padded = findings.question, findings.padded[0]
+    if findings.room is not None:
+        asked = question.memory_of(findings.room.worst, question.requested)
+        yield Beside(name="as requested", estimate=asked, fits=asked.total <= question.usable_bytes)
     name = question.baseline.name.removeprefix("a ")
     yield Beside(name=name, estimate=question.padded_memory_of(padded.worst), fits=padded.fits)
 
 
-def comfortable(found: Findings) -> Combination | None:
+def comfortable(findings: Findings) -> Combination | None:
     """Changes after which a good part of the GPU stays free; none where it does already, or cannot."""
-    question, one = found.question, found.chosen
+    question, one = findings.question, findings.chosen
     spare = replace(question, headroom=1 - _COMFORTABLE)
     if one.memory_bytes <= spare.usable_bytes:
         return None
@@ -92,14 +89,14 @@ def comfortable(found: Findings) -> Combination | None:
     )
 
 
-def _savings(found: Findings, passes: PassColumns) -> tuple[Saving, ...]:
+def _savings(findings: Findings) -> tuple[Saving, ...]:
     """Every option that is not taken, and other limits at several values, each packed for real."""
-    question, one = found.question, found.chosen
+    question, one = findings.question, findings.chosen
 
     def seconds(setup: TrainingSetup) -> float:
-        return replace(question, setup=setup).epoch_of_packs(passes, one.packing_length, one.packs_per_step)
+        return replace(question, setup=setup).epoch_of_packs(findings.passes, one.packing_length, one.packs_per_step)
 
-    others = [_saved(question, one, *tried) for tried in _other_packings(found)]
+    others = [_saved(question, one, *tried) for tried in _other_packings(findings)]
     options = savings(question.shape, question.setup, one.worst, question.memory, seconds)
     return tuple(sorted((*options, *others), key=lambda saving: (-saving.bytes, saving.option, saving.change)))
 
@@ -110,7 +107,7 @@ def _saved(question: Question, one: Simulation, option: str, change: str, packed
     now, cost = one.memory_bytes, "as many packs" if same else f"{packed.packs:,} packs instead of {one.packs:,}"
     if abs(now - total) < NOTHING * now:
         patches = f"{packed.worst.patches:,} patches" if one.worst.patches else f"{packed.worst.tokens:,} tokens"
-        cost += f"; saves nothing, since packs fill up with more samples: the fullest has {patches} again"
+        cost += f"; saves nothing: packs fill up with more samples, and the fullest has {patches} again"
     lost = filtered + packed.samples_dropped - one.samples_dropped
     return Saving(
         option=option,
@@ -123,17 +120,17 @@ def _saved(question: Question, one: Simulation, option: str, change: str, packed
     )
 
 
-def _other_packings(found: Findings) -> Iterator[_Tried]:
+def _other_packings(findings: Findings) -> Iterator[_Tried]:
     """Shorter packs, limits at several values, fewer images per sample, smaller media."""
-    question, one = found.question, found.chosen
+    question, one = findings.question, findings.chosen
     shorter = [
         other
-        for other in found.simulations
+        for other in findings.simulations
         if other.packing_length < one.packing_length and dict(other.limits) == dict(one.limits)
     ]
     for other in sorted(shorter, key=lambda other: -other.packing_length)[:2]:
         yield "packing_length", f"{one.packing_length:,} -> {other.packing_length:,}", other, 0
-    config = question.packing.limited(one.settings)
+    config = findings.config
     some = replace(question, rows=question.rows.part(_REPACKED, config.seed))
     for setting, resource, worst in (
         ("max_images_per_pack", "images", one.worst.images),
@@ -151,16 +148,16 @@ def _other_packings(found: Findings) -> Iterator[_Tried]:
         if len(kept) and (packed := simulate(replace(some, rows=some.rows.take(kept)), config)):
             filtered = round((len(images) - len(kept)) * some.rows.scale)
             yield "max_images_per_sample", f"{most:,} at most -> {limit:,}", packed, filtered
-    for option in found.media:
+    for option in findings.media:
         yield option.setting, f"{option.value:,}", option.simulation, 0
 
 
-def _largest_image(found: Findings) -> int:
+def _largest_image(findings: Findings) -> int:
     """Patches of the largest image: what attends to itself, or all tiles where images are cut."""
-    samples = found.question.rows.samples
+    samples = findings.question.rows.samples
     if tiles_of(samples) is None:
         return int(samples["largest_patches"].max())
-    return found.table.largest_image() or largest_image_patches(samples)
+    return findings.table.largest_image() or largest_image_patches(samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,14 +197,14 @@ def explain_worst(
     return (pack, *(resource.explained(packing_length) for resource in resources))
 
 
-def _resources(found: Findings) -> list[ResourceUse]:
+def _resources(findings: Findings) -> list[ResourceUse]:
     """Images, tiles, patches and vision tokens, where there are any."""
-    one = found.chosen
-    worst, samples, limits = one.worst, found.question.rows.samples, one.limits
+    one = findings.chosen
+    worst, samples, limits = one.worst, findings.question.rows.samples, one.limits
     if not worst.patches:
         return []
     limit = limits.get("max_images_per_pack")
-    largest = 0 if limit is None else _largest_image(found)
+    largest = 0 if limit is None else _largest_image(findings)
     resources = []
     if worst.images:
         shown = samples["images"] > 0
@@ -244,22 +241,17 @@ def _resources(found: Findings) -> list[ResourceUse]:
     ]
 
 
-def _host(question: Question, table: CostTable, plan: PackPlan, one: Simulation) -> HostNeeds:
-    epoch = plan.epoch(0)
-    size = 8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.epochs
+def _host(findings: Findings) -> HostNeeds:
+    question, epoch = findings.question, findings.plan.epoch(0)
     return host_needs(
         shape=question.shape,
         setup=question.setup,
-        load=one.worst,
+        load=findings.chosen.worst,
         workers=WORKERS,
         gpus_per_node=min(question.setup.gpus, GPUS_PER_NODE),
-        cost_table_bytes=_folder_bytes(table.folder),
-        plan_bytes=size,
+        cost_table_bytes=sum(path.stat().st_size for path in findings.table.folder.iterdir() if path.is_file()),
+        plan_bytes=8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.epochs,
     )
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
 def heaviest_pack(question: Question, passes: PassColumns) -> int:
@@ -290,9 +282,8 @@ def _most(values: np.ndarray) -> set[int]:
     return set(np.argsort(-values, kind="stable")[:_EXACT].tolist())
 
 
-def sample_ids(plan: PackPlan, table: CostTable, number: int) -> tuple[str, ...]:
+def _sample_ids(findings: Findings, number: int) -> tuple[str, ...]:
     """The samples of one pack, the longest first."""
-    rows = np.unique(plan.epoch(0).pack(number).rows)
-    found = table.rows(("id", "tokens"), rows)
-    order: Sequence[int] = np.argsort(-found["tokens"], kind="stable").tolist()
-    return tuple(str(found["id"][at]) for at in order)
+    rows = np.unique(findings.plan.epoch(0).pack(number).rows)
+    columns = findings.table.rows(("id", "tokens"), rows)
+    return tuple(str(columns["id"][at]) for at in np.argsort(-columns["tokens"], kind="stable"))

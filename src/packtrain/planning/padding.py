@@ -11,14 +11,13 @@ from packtrain.core.seeds import stream
 from packtrain.packing.arrays import pack_sums
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import Samples
-from packtrain.planning.clock import Clock, PassColumns
+from packtrain.planning.clock import Clock, PassColumns, padded_batches
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import PaddedRun
 
 Order = Literal["random", "by_length"]
 ORDERS: tuple[Order, ...] = ("random", "by_length")
 MEGA_BATCHES = 50  # accumulated batches that are sorted together when grouping by length, as transformers does
-_SUMS = ("supervised_tokens", "vision_tokens", "patches", "squared_patches", "images", "frames")
 
 
 def padded_order(lengths: np.ndarray, order: Order, group: int, seed: int) -> np.ndarray:
@@ -35,22 +34,8 @@ def padded_order(lengths: np.ndarray, order: Order, group: int, seed: int) -> np
 
 
 def padded_passes(samples: Samples, order: np.ndarray, batch_size: int) -> PassColumns:
-    """Batches of consecutive samples, every one padded to its longest; the last may have fewer rows."""
-    offsets = np.append(np.arange(0, len(order), batch_size), len(order))
-    taken = samples.take(order)
-    longest = np.maximum.reduceat(taken["tokens"], offsets[:-1])
-    rows = np.diff(offsets)
-    return PassColumns(
-        {
-            "tokens": rows * longest,
-            "squared_tokens": rows * longest * longest,
-            "longest": longest,
-            "samples": rows,
-            "rows": rows,
-            "largest_patches": np.maximum.reduceat(taken["largest_patches"], offsets[:-1]),
-            **{name: pack_sums(taken[name], offsets) for name in _SUMS},
-        }
-    )
+    """Batches of consecutive samples; the last may have fewer rows."""
+    return padded_batches(samples.take(order).columns, np.arange(0, len(order), batch_size))
 
 
 def padded_run(
@@ -122,15 +107,15 @@ def padded_runs(question: Question, packed: Samples) -> tuple[PaddedRun, ...]:
     size = question.baseline.per_device_batch_size
     mine = baseline_order(question)
     other: Order = "by_length" if mine == "random" else "random"
-    found = [padded_run(question, samples, dropped, order, size) for order in (mine, other)]
+    runs = [padded_run(question, samples, dropped, order, size) for order in (mine, other)]
     larger: list[PaddedRun] = []
     while size * 2 <= min(question.samples_per_step // question.setup.gpus, len(samples)):
         size *= 2
         larger.append(padded_run(question, samples, dropped, "by_length", size))
         if not larger[-1].fits:
             break
-    better = [run for run in larger if run.fits and run.seconds < min(before.seconds for before in found)]
-    return (*found, *sorted(better, key=lambda run: run.seconds)[:1])
+    better = [run for run in larger if run.fits and run.seconds < min(before.seconds for before in runs)]
+    return (*runs, *sorted(better, key=lambda run: run.seconds)[:1])
 
 
 def best_padded(question: Question, packed: Samples, dropped: int) -> PaddedRun:
@@ -139,15 +124,15 @@ def best_padded(question: Question, packed: Samples, dropped: int) -> PaddedRun:
     What packing is faster than this, it is by packing alone.
     """
     most = max(question.baseline.per_device_batch_size, question.samples_per_step // question.setup.gpus)
-    found: list[PaddedRun] = []
+    runs: list[PaddedRun] = []
     size = 1
     while size <= min(most, len(packed)):
         tried = [padded_run(question, packed, dropped, order, size, "packs") for order in ORDERS]
-        found += tried
+        runs += tried
         if not any(run.fits for run in tried):
             break
         size *= 2
-    return min(found, key=lambda run: (not run.fits, run.seconds))
+    return min(runs, key=lambda run: (not run.fits, run.seconds))
 
 
 def baseline_order(question: Question) -> Order:

@@ -22,7 +22,7 @@ from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients
 from packtrain.predicting.time import Coefficients
 from packtrain.predicting.values import Attention, Load, ModelShape, TrainingSetup
 
-SAMPLES_PER_STEP = 128  # of an optimizer step, where nothing else is said
+SAMPLES_PER_STEP = 128  # of an optimizer step, by default
 _COUNTS = (
     *("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size", "epochs"),
     *("warmup_steps", "eval_steps", "save_steps", "save_delay_steps", "logging_steps"),
@@ -33,7 +33,7 @@ _COUNTS = (
 class Baseline:
     """A padded run. What is None was not set: intervals and warm-up are then proposed, learning rates left alone."""
 
-    today: bool = False  # the user trains so; otherwise it is a stock setting, and called that
+    today: bool = False  # the user trains like this; otherwise it is a default setting, and called that
     per_device_batch_size: int = 2  # samples of one forward pass
     gradient_accumulation_steps: int | None = None  # None: from effective_batch_size
     effective_batch_size: int | None = None  # samples per optimizer step over all GPUs; None: about 128
@@ -84,14 +84,14 @@ class Baseline:
     @property
     def name(self) -> str:
         """What it is called beside packing."""
-        return "today's run" if self.today else "a stock padded run"
+        return "your current run" if self.today else "a default padded run"
 
     @property
     def described(self) -> str:
         """Its name and how it computes.
 
         >>> Baseline().described
-        'a stock padded run (batches of 2, random order, sdpa attention, eager layers)'
+        'a default padded run (batches of 2, random order, sdpa attention, eager layers)'
         """
         order = "grouped by length" if self.group_by_length else "random order"
         layers = "compiled" if self.compiled else "eager"
@@ -130,8 +130,7 @@ class CostRows:
         """Costs and tails of a span of rows."""
         if (start, stop) == (0, len(self)):
             return self.samples, self.tails
-        columns = {name: column[start:stop] for name, column in self.samples.columns.items()}
-        return Samples(columns), self.tails.part(start, stop)
+        return self.samples.part(start, stop), self.tails.part(start, stop)
 
     def counts(self, config: PackingConfig) -> np.ndarray | None:
         """How often each row is used in an epoch of packs of this kind; None: every row once."""
@@ -140,7 +139,7 @@ class CostRows:
         return draw_of(self.mixture, self.sources, rows_that_fit(self, config)).counts(config.seed, 0)
 
     def part(self, most: int, seed: int) -> CostRows:
-        """At most so many of the rows, drawn by the seed, where a look at some is enough."""
+        """At most `most` of the rows, drawn by the seed."""
         if len(self) <= most:
             return self
         chosen = np.sort(stream(seed, "part").choice(len(self), most, replace=False))
@@ -215,7 +214,7 @@ class Question:
         return self.baseline.samples_per_step(self.setup.gpus)
 
     def samples_before(self, samples: int) -> int:
-        """What an optimizer step has now, where there are so many samples in all."""
+        """What an optimizer step has today, with this many samples in all."""
         return max(1, min(self.samples_per_step, samples))
 
     @property

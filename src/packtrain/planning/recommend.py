@@ -8,7 +8,10 @@ from typing import Literal
 
 from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent, whole_percent
 from packtrain.measuring.table import CostTable
+from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.planning.choice import Choice, Room, changes_for, conservative, efficient, shown_setting
+from packtrain.planning.clock import PassColumns
 from packtrain.planning.configs import RATES, ConfigDraft, packed_config, padded_config, training_section
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import Alternative, PaddedRun, Reason, Recommendation, Simulation, Trouble
@@ -16,7 +19,7 @@ from packtrain.planning.sweep import KEPT, MediaOption
 
 HELPS_LITTLE, HELPS = 0.70, 0.50  # mean length / packing length: rules of thumb, shown beside what was measured
 WORTH_IT = 1.05  # how much faster packing has to be with the same kernels
-CHEAP = 0.5  # seconds of padding, of what its share of the tokens would take: below it the reason is said
+CHEAP = 0.5  # seconds of padding, of what its share of the tokens would take: below it the verdict explains why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,6 +28,8 @@ class Findings:
 
     question: Question
     table: CostTable
+    plan: PackPlan  # of the chosen simulation
+    passes: PassColumns  # its first epoch
     simulations: Sequence[Simulation]
     choice: Choice
     padded: Sequence[PaddedRun]  # the user's own first, the other order second
@@ -37,7 +42,12 @@ class Findings:
     @property
     def chosen(self) -> Simulation:
         """The recommended simulation."""
-        return self.simulations[self.choice.simulation]
+        return self.choice.simulation
+
+    @property
+    def config(self) -> PackingConfig:
+        """How the recommended simulation is packed."""
+        return self.question.packing.limited(self.chosen.settings)
 
     @property
     def changes(self) -> tuple[Reason, ...]:
@@ -57,140 +67,126 @@ class Findings:
         return self.gain >= WORTH_IT and one.samples_per_pack > 1 and one.tokens_per_second > padded
 
     @property
+    def recommended(self) -> Simulation | PaddedRun:
+        """What to train: the chosen packing, or the best padded run."""
+        return self.chosen if self.helps else self.best
+
+    @property
     def better_padded(self) -> PaddedRun:
         """The fastest padded run that fits, with the kernels that padded batches have; else the baseline."""
         fitting = [run for run in self.padded if run.fits]
         return max(fitting, key=lambda run: run.tokens_per_second, default=self.padded[0])
 
-    def waste(self, order: str) -> float:
-        """The measured padding with the user's batch size."""
-        return next(run.waste for run in self.padded if run.order == order)
 
-
-def recommend(found: Findings, advice: tuple[str, ...], trouble: tuple[Trouble, ...]) -> Recommendation:
-    """Put into words and settings what was found."""
-    draft = ConfigDraft(
-        question=found.question,
-        simulation=found.chosen,
-        padded=found.padded[0],
-        changes=found.changes,
-    )
-    if found.helps:
-        config, reasons = packed_config(draft), _packed_reasons(draft, found.choice.reason)
-    else:
-        config, reasons = padded_config(draft, found.best), _padded_reasons(draft, found.best)
+def recommend(findings: Findings, advice: tuple[str, ...], trouble: tuple[Trouble, ...]) -> Recommendation:
+    """The findings in words and settings."""
+    own, best = findings.padded[0], findings.best
+    draft = ConfigDraft(question=findings.question, simulation=findings.chosen, padded=own, changes=findings.changes)
+    packed = findings.helps
     return Recommendation(
-        packing=found.helps,
-        verdict=verdict(found),
-        simulation=found.choice.simulation,
-        config=config,
-        base=found.question.base,
-        reasons=reasons,
-        alternatives=_alternatives(found, draft),
+        packing=packed,
+        verdict=_verdict(findings) if packed else _do_not_pack(findings),
+        simulation=findings.simulations.index(findings.chosen),
+        config=packed_config(draft) if packed else padded_config(draft, best),
+        base=findings.question.base,
+        reasons=_packed_reasons(draft, findings.choice.reason) if packed else _padded_reasons(draft, best),
+        alternatives=_alternatives(findings, draft),
         advice=advice,
         trouble=trouble,
-        mean_share=found.mean_tokens / found.chosen.packing_length,
-        rule_of_thumb=rule_of_thumb(found),
+        mean_share=findings.mean_tokens / findings.chosen.packing_length,
+        rule_of_thumb=_rule_of_thumb(findings),
     )
 
 
-def verdict(found: Findings) -> str:
+def _verdict(findings: Findings) -> str:
     """One sentence with the numbers that decide."""
-    one, own, question = found.chosen, found.padded[0], found.question
-    best = f"the best padding with the same kernels (batches of {found.best.batch_size}, {_order(found.best)})"
-    if not found.helps:
-        return _do_not_pack(found, best)
+    one, own, best, question = findings.chosen, findings.padded[0], findings.best, findings.question
     text = (
-        f"Pack into {one.packing_length:,} tokens: {found.gain:.2f} times as fast as {best}, {one.speedup:.2f} times "
-        f"as fast as {question.baseline.described}. An epoch takes about {duration(one.seconds)} on "
-        f"{question.setup.gpus} x {question.gpu.name} instead of {duration(found.best.seconds)} and "
-        f"{duration(own.seconds)}, with {counted(one.packs, 'pack')}, {percent(one.fill)} full, "
+        f"Pack into {one.packing_length:,} tokens: {findings.gain:.2f} times as fast as {_best_padding(best)}, "
+        f"{one.speedup:.2f} times as fast as {question.baseline.described}. An epoch takes about "
+        f"{duration(one.seconds)} on {question.setup.gpus} x {question.gpu.name} instead of {duration(best.seconds)} "
+        f"and {duration(own.seconds)}, with {counted(one.packs, 'pack')}, {percent(one.fill)} full, "
         f"{one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
         f"{gib(question.gpu.memory_bytes)}"
     )
     if not one.fits:
         return f"{text}; this does not fit with a tenth of it free, and no option that was tried makes it fit."
-    return f"{text}{_made_room(found)}"
+    return f"{text}{_made_room(findings)}"
 
 
-def _made_room(found: Findings) -> str:
+def _made_room(findings: Findings) -> str:
     """What was changed so that something fits; of an optimizer without fp32 masters also the price."""
-    question = found.question
-    if not found.changes:
+    question, changes = findings.question, findings.changes
+    if not changes:
         return "."
-    text = (
-        "; that fits because of " + ", ".join(f"{change.parameter} {change.packing}" for change in found.changes) + "."
-    )
-    if not any(change.parameter == "optimizer" for change in found.changes):
+    text = f"; that fits because of {', '.join(f'{change.parameter} {change.packing}' for change in changes)}."
+    if not any(change.parameter == "optimizer" for change in changes):
         return text
-    lora = question.memory_of(found.chosen.worst, replace(question.setup, optimizer="adamw", method="lora")).total
+    lora = question.memory_of(findings.chosen.worst, replace(question.setup, optimizer="adamw", method="lora")).total
     return (
         f"{text} The price: weights have no fp32 master copies, so updates below their precision are lost, most of "
         f"them at low learning rates; method: lora has them, trains only adapters and needs {gib(lora)}."
     )
 
 
-def _do_not_pack(found: Findings, best: str) -> str:
-    one, padded = found.chosen, found.better_padded
-    why = f"packing would be {found.gain:.2f} times as fast as {best}, and less than {WORTH_IT} is not worth it"
-    if found.gain < 1:
-        why = f"packing would be slower than {best}, {found.gain:.2f} times as fast"
-    if found.gain >= WORTH_IT:
+def _do_not_pack(findings: Findings) -> str:
+    one, best, padded, gain = findings.chosen, findings.best, findings.better_padded, findings.gain
+    if gain >= WORTH_IT:
         share = one.tokens_per_second / padded.tokens_per_second
-        why = f"packing would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
+        why = f"would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
+    elif gain < 1:
+        why = f"would be slower than {_best_padding(best)}, {gain:.2f} times as fast"
+    else:
+        why = f"would be {gain:.2f} times as fast as {_best_padding(best)}, and less than {WORTH_IT} is not worth it"
+    padding = f"The recommended batches of {best.batch_size} are {percent(best.waste)} padding"
+    if (cost := findings.padding_cost) <= CHEAP * best.waste:
+        others = "launches, fixed costs and the vision encoder" if best.worst.patches else "launches and fixed costs"
+        padding += f", which takes only {percent(cost)} of the time: it goes into {others}, not into tokens"
     return (
-        f"Do not pack: {why}. {_padding(found)}; a pack of {one.packing_length:,} tokens would hold "
-        f"{about(one.samples_per_pack)} samples{_made_room(found)}"
+        f"Do not pack: packing {why}. {padding}; a pack of {one.packing_length:,} tokens would hold "
+        f"{about(one.samples_per_pack)} samples{_made_room(findings)}"
     )
 
 
-def _padding(found: Findings) -> str:
-    """The padding of the batches that are recommended, and why it may be there."""
-    waste, cost = found.best.waste, found.padding_cost
-    text = f"The recommended batches of {found.best.batch_size} are {percent(waste)} padding"
-    if cost > CHEAP * waste:
-        return text
-    sees = found.best.worst.patches > 0
-    others = "launches, fixed costs and the vision encoder" if sees else "launches and fixed costs"
-    return f"{text}, which takes only {percent(cost)} of the time: it goes into {others}, not into tokens"
+def _best_padding(best: PaddedRun) -> str:
+    return f"the best padding with the same kernels (batches of {best.batch_size}, {_order(best)})"
 
 
 def _order(run: PaddedRun) -> str:
     return "grouped by length" if run.order == "by_length" else "random order"
 
 
-def rule_of_thumb(found: Findings) -> str:
+def _rule_of_thumb(findings: Findings) -> str:
     """What the ratio of mean length to packing length says, beside the measured padding."""
-    share = found.mean_tokens / found.chosen.packing_length
-    text = f"The mean sample has {found.mean_tokens:,.0f} tokens, {percent(share)} of {found.chosen.packing_length:,}: "
-    if share > HELPS_LITTLE:
-        text += f"above {whole_percent(HELPS_LITTLE)}, so by the rule of thumb packing does not help."
-    elif share < HELPS:
-        text += f"below {whole_percent(HELPS)}, so by the rule of thumb packing helps."
+    one, own, mean = findings.chosen, findings.padded[0], findings.mean_tokens
+    length, little, helps = one.packing_length, whole_percent(HELPS_LITTLE), whole_percent(HELPS)
+    waste = {run.order: percent(run.waste) for run in findings.padded[:2]}
+    if mean / length > HELPS_LITTLE:
+        rule = f"above {little}, so by the rule of thumb packing does not help."
+    elif mean / length < HELPS:
+        rule = f"below {helps}, so by the rule of thumb packing helps."
     else:
-        text += (
-            f"between {whole_percent(HELPS)} and {whole_percent(HELPS_LITTLE)}, where the rule of thumb says nothing."
-        )
+        rule = f"between {helps} and {little}, where the rule of thumb says nothing."
     return (
-        f"{text} Measured: {percent(found.waste('random'))} of what random batches of "
-        f"{found.padded[0].batch_size} compute is padding, {percent(found.waste('by_length'))} when grouped by "
-        f"length; packing is {found.gain:.2f} times as fast as the best padding with the same kernels, "
-        f"{found.chosen.speedup:.2f} times as fast as {found.question.baseline.name}. The measurement decides."
+        f"The mean sample has {mean:,.0f} tokens, {percent(mean / length)} of {length:,}: {rule} Measured: "
+        f"{waste['random']} of what random batches of {own.batch_size} compute is padding, {waste['by_length']} when "
+        f"grouped by length; packing is {findings.gain:.2f} times as fast as the best padding with the same kernels, "
+        f"{one.speedup:.2f} times as fast as {findings.question.baseline.name}. The measurement decides."
     )
 
 
-def _alternatives(found: Findings, draft: ConfigDraft) -> tuple[Alternative, ...]:
-    chosen = found.choice.simulation
-    more = efficient(found.simulations, chosen)
-    less = conservative(found.simulations, chosen, besides=more.simulation if more else None)
+def _alternatives(findings: Findings, draft: ConfigDraft) -> tuple[Alternative, ...]:
+    simulations, chosen = findings.simulations, findings.chosen
+    more = efficient(simulations, chosen)
+    less = conservative(simulations, chosen, besides=more.simulation if more else None)
     named: tuple[tuple[Literal["efficient", "conservative"], Choice | None], ...]
     named = (("efficient", more), ("conservative", less))
     return tuple(
         Alternative(
             name=name,
-            simulation=other.simulation,
+            simulation=simulations.index(other.simulation),
             reason=other.reason,
-            config=packed_config(replace(draft, simulation=found.simulations[other.simulation])),
+            config=packed_config(replace(draft, simulation=other.simulation)),
         )
         for name, other in named
         if other is not None
@@ -300,7 +296,7 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     question, one = draft.question, draft.simulation
     baseline, gpus, before = question.baseline, question.setup.gpus, question.samples_per_step
     packs = counted(one.packs_per_step, "pack")
-    source = "asked for" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
+    source = "requested" if baseline.sets_step and not baseline.today else f"of {baseline.name}"
     size = (
         f"samples per optimizer step, on any number of GPUs, packed or not; here {packs} of "
         f"{about(one.samples_per_pack)} samples make {one.samples_per_step:,.0f} "

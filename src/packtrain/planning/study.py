@@ -10,14 +10,13 @@ import numpy as np
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.modality import VISION_TOKENS
-from packtrain.measuring.statistics import unread_note
+from packtrain.measuring.measure_summary import unread_note
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.packing.schedule import balance_table
-from packtrain.planning.advice import hints, trouble
+from packtrain.planning.advice import advice, trouble
 from packtrain.planning.choice import Choice, Room, acceptable, choose, make_room
 from packtrain.planning.clock import PassColumns, pack_passes
 from packtrain.planning.dataset_statistics import dataset_stats
@@ -28,7 +27,6 @@ from packtrain.planning.recommend import Findings, recommend
 from packtrain.planning.study_values import PicturePack, PictureSample, Simulation, Study
 from packtrain.planning.sweep import default_lengths, pack_rows, smaller_media, sweep
 from packtrain.predicting.time import work_seconds
-from packtrain.predicting.values import ModelShape
 
 SHOWN = 40  # packs of the picture
 RANKS = (1, 2, 8)  # times the GPUs there are, two at least
@@ -70,12 +68,16 @@ def study_outcome(
     progress(StudyProgress(0, 1, "reading"))
     question, simulations, room = _swept(question, _lengths(lengths, question), limits, progress)
     chosen = choose(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
-    config = _config(question, simulations[chosen.simulation])
+    one = chosen.simulation
+    config = question.packing.limited(one.settings)
+    config = replace(
+        config, packs_per_step=one.packs_per_step, packing_drop_last=False
+    )  # numbers are about all samples
     progress(StudyProgress(0, 1, f"packing {config.packing_length:,}"))
     plan = build_plan(table, config, work_seconds(question.shape, question.setup, question.gpu, question.time))
     findings = _findings(question, table, simulations, chosen, room, plan)
     progress(StudyProgress(0, 1, "memory"))
-    return StudyOutcome(_study(findings, plan), plan)
+    return StudyOutcome(_study(findings), plan)
 
 
 def _swept(
@@ -91,7 +93,7 @@ def _swept(
 
     simulations = swept(question, limits)
     kept = acceptable(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
-    if any(simulations[at].fits for at in kept):
+    if any(one.fits for one in kept):
         return question, simulations, None
     room = make_room(question, simulations)
     question = replace(question, setup=room.setup, requested=question.setup)
@@ -107,16 +109,19 @@ def _findings(
     plan: PackPlan,
 ) -> Findings:
     """Everything that the recommendation is made from, beside the sweep."""
-    at = choice.simulation
-    config = _config(question, simulations[at])
+    epoch, config, chosen = plan.epoch(0), plan.config, choice.simulation
+    passes = pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
     packed = pack_rows(question, config)
     if question.rows.scale != 1:
-        whole = _of_whole_plan(question, simulations[at], plan)
-        simulations = (*simulations[:at], whole, *simulations[at + 1 :])
+        whole = _of_whole_plan(question, chosen, plan, passes)
+        simulations = tuple(whole if one is chosen else one for one in simulations)
+        choice = replace(choice, simulation=whole)
     best = best_padded(question, packed.samples, packed.dropped)
     return Findings(
         question=question,
         table=table,
+        plan=plan,
+        passes=passes,
         simulations=simulations,
         choice=choice,
         padded=padded_runs(question, packed.samples),
@@ -124,14 +129,14 @@ def _findings(
         padding_cost=padding_cost(question, packed.samples, best),
         mean_tokens=float(packed.samples["tokens"].mean()),
         room=room,
-        media=smaller_media(question, table, config, simulations[at]),
+        media=smaller_media(question, table, config, chosen),
     )
 
 
-def _study(found: Findings, plan: PackPlan) -> Study:
+def _study(findings: Findings) -> Study:
     """The findings as the value that is rendered."""
-    question, table, passes = found.question, found.table, plan_passes(plan)
-    dataset, memory = dataset_stats(table), memory_report(found, plan, passes)
+    question, table, plan = findings.question, findings.table, findings.plan
+    dataset, memory = dataset_stats(table), memory_report(findings)
     ledger = Counter(dataset.measured_ledger) + Counter(table.dropped.values()) + Counter(plan.summary.ledger.reasons)
     return Study(
         costs=str(table.folder),
@@ -144,13 +149,13 @@ def _study(found: Findings, plan: PackPlan) -> Study:
         setup=question.setup,
         baseline=_resolved(question),
         dataset=dataset,
-        padded=(*found.padded, found.best),
-        gain=found.gain,
-        simulations=tuple(found.simulations),
-        recommendation=recommend(found, hints(found, passes), trouble(found, passes, memory)),
+        padded=(*findings.padded, findings.best),
+        gain=findings.gain,
+        simulations=tuple(findings.simulations),
+        recommendation=recommend(findings, advice(findings), trouble(findings, memory)),
         memory=memory,
         balance=tuple(balance_table(plan, tuple(times * max(question.setup.gpus, 2) for times in RANKS))),
-        picture=picture(plan, table),
+        picture=_picture(plan, table),
         ledger=dict(ledger),
         notes=_notes(question, table),
     )
@@ -166,7 +171,8 @@ def _lengths(lengths: Sequence[int] | None, question: Question) -> Sequence[int]
         lengths = (given,)
     elif lengths is None:
         step = {"samples_per_step": question.samples_per_step, "gpus": question.setup.gpus}
-        lengths = default_lengths(tokens, _context(question.shape), **step)
+        context = min(question.shape.language.context_length, 1 << 20)  # some configs give more than any GPU holds
+        lengths = default_lengths(tokens, context, **step)
         if packing.cutoff_len is not None:  # shorter packs would cut samples once more
             lengths = [length for length in lengths if length >= longest] or [packing.cutoff_len]
     if packing.overlong == "error":
@@ -184,20 +190,9 @@ def _lengths(lengths: Sequence[int] | None, question: Question) -> Sequence[int]
     return lengths
 
 
-def _context(shape: ModelShape) -> int:
-    """Some configs give a number that no GPU could hold."""
-    return min(shape.language.context_length, 1 << 20)
-
-
-def _config(question: Question, chosen: Simulation) -> PackingConfig:
-    """The chosen packing as a config; the tail is kept, so that every number is about all samples."""
-    config = question.packing.limited(chosen.settings)
-    return replace(config, packs_per_step=chosen.packs_per_step, packing_drop_last=False)
-
-
-def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan) -> Simulation:
+def _of_whole_plan(question: Question, one: Simulation, plan: PackPlan, passes: PassColumns) -> Simulation:
     """The chosen simulation, which was made on a part of the rows, with the numbers of all of them."""
-    counts, passes = plan.summary.epochs[0], plan_passes(plan)
+    counts = plan.summary.epochs[0]
     worst = passes.worst()
     memory = question.memory_of(worst).total
     seconds = question.epoch_of_packs(passes, one.packing_length, one.packs_per_step)
@@ -240,75 +235,60 @@ def _layers(compiled: bool) -> str:
 def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
     """What the numbers rest on."""
     fitted = question.time is not None and question.time.fitted
-    found = [
+    notes = [
         "Time is predicted with " + ("coefficients fitted to this machine." if fitted else "default coefficients."),
         "Memory is estimated with "
         + ("coefficients fitted to this GPU." if question.memory.fitted else "default coefficients."),
-        f"The model's shape was counted from its {question.shape.counted_from}.",
+        f"Parameters were counted from the model's {question.shape.counted_from}.",
         *question.shape.notes,
-        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is that of a pack with the most of "
-        "everything, which no single pack may have.",
+        "A packing fits when it leaves a tenth of the GPU's memory free; its memory is estimated for a pack with the "
+        "maximum of every resource, which no single pack may reach.",
         "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
         f"{question.baseline.described}.",
-        f"Packs are taken to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
-        f"{_layers(question.baseline.compiled)} ones; unless training.compile says otherwise, packtrain train compiles "
+        f"Packs are assumed to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
+        f"{_layers(question.baseline.compiled)} ones; unless training.compile is set, packtrain train compiles "
         "layers for packs on a GPU and not for padded batches.",
     ]
     if question.rows.scale != 1:
-        found.append(
+        notes.append(
             f"The sweep and the padded runs were computed on {len(question.rows):,} of {len(table):,} rows drawn at "
-            "random, and scaled; the recommended packing was made from all."
+            "random, and scaled; the recommended packing was computed on all rows."
         )
     images = question.rows.samples["images"]
     if np.any(images > 1):
-        found.append("Attention in the vision encoder takes all images of a sample for as large as its largest.")
+        notes.append(
+            "Attention in the vision encoder is estimated as if all images of a sample were as large as its largest."
+        )
     if question.packing.packing_drop_last:
-        found.append("Counts are without packing_drop_last, which leaves out less than one step of every epoch.")
+        notes.append("Counts ignore packing_drop_last, which leaves out less than one step of every epoch.")
     if question.gpu.notes:
-        found.append(f"{question.gpu.name}: {question.gpu.notes}.")
-    return (*found, *unread_note(table.summary.unread))
+        notes.append(f"{question.gpu.name}: {question.gpu.notes}.")
+    return (*notes, *unread_note(table.summary.unread))
 
 
-def plan_passes(plan: PackPlan) -> PassColumns:
-    """The packs of the first epoch."""
-    epoch = plan.epoch(0)
-    return pack_passes({name: epoch.load(name) for name in (*RESOURCES, *EXTRAS)})
-
-
-def picture(plan: PackPlan, table: CostTable) -> tuple[PicturePack, ...]:
+def _picture(plan: PackPlan, table: CostTable) -> tuple[PicturePack, ...]:
     """Packs spread over the first epoch, with the samples in them."""
     epoch = plan.epoch(0)
     numbers = np.unique(np.linspace(0, epoch.num_packs - 1, min(SHOWN, epoch.num_packs)).round().astype(np.int64))
     packs = [epoch.pack(int(number)) for number in numbers]
-    named = _Named(table, np.concatenate([pack.rows for pack in packs]))
+    rows = np.unique(np.concatenate([pack.rows for pack in packs]))
+    columns = table.rows(("id", "source", "tokens", *VISION_TOKENS), rows)
+
+    def sample(row: int, start: int, tokens: int) -> PictureSample:
+        named = {name: column[np.searchsorted(rows, row)] for name, column in columns.items()}
+        vision = sum(int(named[name]) for name in VISION_TOKENS)
+        return PictureSample(
+            id=str(named["id"]),
+            source=str(named["source"]),
+            tokens=int(named["tokens"]) if tokens < 0 else tokens,
+            vision_tokens=vision if start == 0 else 0,  # media are in the first piece of a row
+        )
+
     return tuple(
         PicturePack(
             number=int(number),
             tokens=int(epoch.load("tokens")[number]),
-            samples=tuple(
-                named.sample(int(row), int(start), int(tokens))
-                for row, start, tokens in zip(pack.rows, pack.starts, pack.tokens, strict=True)
-            ),
+            samples=tuple(map(sample, pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist())),
         )
         for number, pack in zip(numbers, packs, strict=True)
     )
-
-
-class _Named:
-    """Names and sizes of some rows."""
-
-    def __init__(self, table: CostTable, rows: np.ndarray) -> None:
-        self._rows = np.unique(rows)
-        self._found = table.rows(("id", "source", "tokens", *VISION_TOKENS), self._rows)
-
-    def sample(self, row: int, start: int, tokens: int) -> PictureSample:
-        """One entry of a pack; media stand in the first piece of a row."""
-        at = int(np.searchsorted(self._rows, row))
-        found = {name: column[at] for name, column in self._found.items()}
-        vision = sum(int(found[name]) for name in VISION_TOKENS)
-        return PictureSample(
-            id=str(found["id"]),
-            source=str(found["source"]),
-            tokens=int(found["tokens"]) if tokens < 0 else tokens,
-            vision_tokens=vision if start == 0 else 0,
-        )

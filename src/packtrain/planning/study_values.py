@@ -1,4 +1,4 @@
-"""The study: what `plan` found out about a dataset, a model and the GPUs. Computed once, rendered many times."""
+"""The study: what `plan` computes for a dataset, a model and GPUs. Computed once, rendered many times."""
 
 from __future__ import annotations
 
@@ -108,6 +108,11 @@ class Simulation:
     idle: float = 0.0  # share of the GPUs' passes that get no pack, since a step has whole packs
 
     @property
+    def dropped_share(self) -> float:
+        """Samples that are in no pack, of all."""
+        return self.samples_dropped / (self.samples_packed + self.samples_dropped)
+
+    @property
     def name(self) -> str:
         """Its settings in words."""
         return limits_text(self.packing_length, self.limits)
@@ -123,12 +128,12 @@ class Reason:
     """One line of the recommendation: a setting, what it was, what it becomes and why."""
 
     parameter: str
-    baseline: str  # what the user said or does today; empty where neither is known
+    baseline: str  # what the user has set, or does today; empty where neither is known
     packing: str
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Trouble:
     """What may go wrong with the recommended run, and what to do then."""
 
@@ -171,7 +176,7 @@ class Recommendation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """Another setup whose memory stands beside the recommended one's."""
+    """Another setup, to compare its memory with that of the recommended one."""
 
     name: str
     estimate: MemoryEstimate
@@ -196,7 +201,7 @@ class MemoryReport:
     gpu_bytes: int
     usable_bytes: int  # what may be used: a plan that needs more does not fit
     estimate: MemoryEstimate
-    beside: tuple[Beside, ...] = ()  # as asked for, where that does not fit; the padded run
+    beside: tuple[Beside, ...] = ()  # the requested setup, where that does not fit; the padded run
     vision_layer: Mapping[str, int] = field(default_factory=dict)  # bytes that one layer of the encoder keeps, by part
     vision_layers: int = 0
     comfortable: Combination | None = None  # where the recommended setup leaves little room

@@ -21,7 +21,7 @@ from packtrain.planning.study_values import Simulation
 LENGTHS = (8_000, 10_000, 12_000, 14_000, 16_000, 18_000, 20_000, 22_000, 24_000)
 POWERS = (4_096, 8_192, 16_384, 32_768)
 SHORT = (256, 512, 1_024, 2_048)  # for data of short samples
-_PASSES = 4  # packs of each GPU in a step: lengths for so many are tried beside round ones
+_PASSES = 4  # packs of each GPU in a step: lengths for 1 to this many are tried beside round ones
 _MULTIPLE = 8  # of which those are
 KEPT = 0.10  # how far the samples of a step may move to give every GPU the same number of packs
 
@@ -60,15 +60,15 @@ def default_lengths(
     """
     middle, most = np.percentile(tokens, [50, 95])
     tried = {*LENGTHS, *POWERS, context_length} | {length for length in SHORT if length >= most}
-    found = sorted(length for length in tried if middle <= length <= context_length) or [context_length]
-    enough = next((length for length in found if length >= tokens.sum()), found[-1])
-    found = [length for length in found if length <= enough]
+    lengths = sorted(length for length in tried if middle <= length <= context_length) or [context_length]
+    enough = next((length for length in lengths if length >= tokens.sum()), lengths[-1])
+    lengths = [length for length in lengths if length <= enough]
     for passes in range(1, _PASSES + 1):
         length = math.ceil(samples_per_step * tokens.mean() / (gpus * passes) / _MULTIPLE) * _MULTIPLE
-        apart = all(abs(length / other - 1) > KEPT for other in found)  # near ones have about as many samples a step
-        if apart and most <= length < min(found[-1], POWERS[-1]):
-            found.append(length)
-    return tuple(sorted(found))
+        apart = all(abs(length / other - 1) > KEPT for other in lengths)  # near ones have about as many samples a step
+        if apart and most <= length < min(lengths[-1], POWERS[-1]):
+            lengths.append(length)
+    return tuple(sorted(lengths))
 
 
 def pack_rows(question: Question, config: PackingConfig) -> Packed:
@@ -105,12 +105,8 @@ def step_shape(wanted: int, samples_per_pack: float, gpus: int) -> StepShape:
 
 
 def simulate(question: Question, config: PackingConfig) -> Simulation | None:
-    """Pack once and price it; None when no sample fits."""
-    return priced(question, config, pack_rows(question, config))
-
-
-def priced(question: Question, config: PackingConfig, packed: Packed) -> Simulation | None:
-    """What a packing needs and what it gains."""
+    """Pack once: what that needs and gains; None when no sample fits."""
+    packed = pack_rows(question, config)
     count, scale, passes = len(packed.passes), question.rows.scale, packed.passes
     if not count:
         return None
@@ -159,11 +155,11 @@ def sweep(
 ) -> tuple[Simulation, ...]:
     """Every length alone, then every set of limits at every length; a set may name its own length."""
     tried = list(dict.fromkeys(_key(question, one) for one in _sets(lengths, limits)))
-    found = []
+    simulations = []
     for number, one in enumerate(tried):
         progress(number, len(tried), ", ".join(f"{name} {value:,}" for name, value in one))
-        found.append(simulate(question, question.packing.limited(dict(one))))
-    kept = tuple(simulation for simulation in found if simulation is not None)
+        simulations.append(simulate(question, question.packing.limited(dict(one))))
+    kept = tuple(simulation for simulation in simulations if simulation is not None)
     if not kept:
         shortest = int(question.rows.samples["tokens"].min())
         raise DataError(
@@ -233,12 +229,12 @@ def smaller_media(
     if (kinds == "video").any():
         tried.append(("max_frames", float(table.column("frames").max())))
         tried.append(("num_frames", float(table.column("frames").max())))
-    found: dict[bool, list[MediaOption]] = {}
+    options_by_kind: dict[bool, list[MediaOption]] = {}
     for setting, size in tried:
         video = setting.endswith("frames")
-        if not found.get(video):
-            found[video] = list(_options(question, table, config, setting, size))
-    return tuple(option for options in found.values() for option in options)
+        if not options_by_kind.get(video):
+            options_by_kind[video] = list(_options(question, table, config, setting, size))
+    return tuple(option for options in options_by_kind.values() for option in options)
 
 
 def _options(

@@ -5,17 +5,19 @@ Layers that run as they are written and compiled layers are fitted apart: they k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packtrain.core.artifacts import read_json, write_json
 from packtrain.core.cache_root import cache_dir
+from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError
-from packtrain.families.shape import LanguageShape, VisionShape
-from packtrain.predicting.fitting import Knob, fit_ratios
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory
 from packtrain.predicting.time import (
@@ -26,7 +28,80 @@ from packtrain.predicting.time import (
     waiting_seconds,
     waits,
 )
-from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
+from packtrain.predicting.values import Load, ModelShape, TrainingSetup
+
+Value = TypeVar("Value")
+Floats = NDArray[np.float64]
+NOISE = 0.03  # a measurement, or the model's form, is off by about this share
+_OUTLIER = 2.5  # times the noise: from there on a measurement pulls no harder
+_ROUNDS, _STEP, _LARGEST_MOVE = 60, 1e-4, 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knob:
+    """A number that is fitted: by about which factor it may move, and between which bounds."""
+
+    name: str
+    spread: float  # of its logarithm
+    low: float
+    high: float
+
+
+def fit_ratios(
+    start: Value, knobs: Sequence[Knob], predict: Callable[[Value], Sequence[float]], measured: Sequence[float]
+) -> Value:
+    """The value whose predictions are nearest to the measurements, by damped Gauss-Newton steps on log ratios."""
+    if not measured or not knobs:
+        return start
+    begin = np.log([getattr(start, knob.name) for knob in knobs])
+    low, high = (np.log([getattr(knob, end) for knob in knobs]) for end in ("low", "high"))
+    spread = np.array([knob.spread for knob in knobs])
+    target = np.log(np.asarray(measured, np.float64))
+
+    def of(place: Floats) -> Value:
+        values = {knob.name: float(value) for knob, value in zip(knobs, np.exp(place), strict=True)}
+        return replace(start, **values)  # type: ignore[type-var]
+
+    def off(place: Floats) -> Floats:
+        return np.asarray((np.log(predict(of(place))) - target) / NOISE)
+
+    def cost(place: Floats) -> float:
+        size = np.abs(off(place))
+        bent = np.where(size <= _OUTLIER, size**2, _OUTLIER * (2 * size - _OUTLIER))  # Huber's
+        return float(bent.sum() + (((place - begin) / spread) ** 2).sum())
+
+    place, damping = np.clip(begin, low, high), 1e-3
+    now = cost(place)
+    for _ in range(_ROUNDS):
+        inward = np.where(place + _STEP > high, -_STEP, _STEP)  # no value is ever asked for beyond its bounds
+        move = _move(place, begin, spread, off, damping, inward)
+        there = np.clip(place + np.clip(move, -_LARGEST_MOVE, _LARGEST_MOVE), low, high)
+        then = cost(there)
+        if then < now:
+            finished = now - then < 1e-9 * (1 + now)
+            place, now, damping = there, then, damping / 3
+            if finished:
+                break
+        elif damping > 1e8:
+            break
+        else:
+            damping *= 5
+    return of(place)
+
+
+def _move(
+    place: Floats, begin: Floats, spread: Floats, off: Callable[[Floats], Floats], damping: float, steps: Floats
+) -> Floats:
+    """One damped step towards the least squares of what is off, outliers weighed down."""
+    here = off(place)
+    columns = [(off(place + step * unit) - here) / step for step, unit in zip(steps, np.eye(len(place)), strict=True)]
+    slopes = np.stack(columns, axis=1)
+    weights = np.minimum(1.0, _OUTLIER / np.maximum(np.abs(here), 1e-12))
+    weighed: Any = slopes * weights[:, None]
+    matrix = slopes.T @ weighed + np.diag(spread**-2)
+    gradient = weighed.T @ here + (place - begin) / spread**2
+    return np.asarray(np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), -gradient))
+
 
 KIND, VERSION = "calibration", 1
 Mode = Literal["eager", "compiled"]
@@ -76,7 +151,7 @@ class Measurement:
     pass_seconds: float = 0.0  # of it, forward and backward
     allocated: int = 0  # the most that torch had allocated
     reserved: int = 0  # the most that it had asked the driver for
-    context: int = 0  # what the driver says is in use beyond that
+    context: int = 0  # what the driver reports beyond that
     waited: bool = False  # the host asked the GPU for sizes of images, which training may spare it
     error: str = ""  # why there are no numbers: memory was not enough, or the setting does not run
 
@@ -133,12 +208,12 @@ class Calibration:
 
 def fit(measurements: Sequence[Measurement], gpu: Gpu) -> dict[Mode, Fit]:
     """Coefficients for each mode of which anything was measured; held-out measurements are not looked at."""
-    found: dict[Mode, Fit] = {}
+    fits: dict[Mode, Fit] = {}
     for mode in MODES:
         known = [one for one in measurements if one.mode == mode and not one.held_out and not one.error]
         if known:
-            found[mode] = Fit(time=_fit_time(known, gpu, mode), memory=_fit_memory(known))
-    return found
+            fits[mode] = Fit(time=_fit_time(known, gpu, mode), memory=_fit_memory(known))
+    return fits
 
 
 def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficients:
@@ -149,12 +224,12 @@ def _fit_time(known: Sequence[Measurement], gpu: Gpu, mode: Mode) -> Coefficient
     def predict(chosen: Coefficients) -> list[float]:
         return [seconds(one, chosen, gpu) for one in known]
 
-    found = fit_ratios(start, knobs, predict, [one.seconds for one in known])
+    fitted = fit_ratios(start, knobs, predict, [one.seconds for one in known])
     if not masked:  # nothing was measured of it: as it is by default, beside attention without a mask
         usual = default_coefficients(compiled=mode == "compiled")
         beside = usual.masked_attention_efficiency / usual.attention_efficiency
-        found = replace(found, masked_attention_efficiency=min(1.0, beside * found.attention_efficiency))
-    return replace(found, fitted=True)
+        fitted = replace(fitted, masked_attention_efficiency=min(1.0, beside * fitted.attention_efficiency))
+    return replace(fitted, fitted=True)
 
 
 def _with_bandwidth(start: Coefficients, known: Sequence[Measurement], gpu: Gpu) -> Coefficients:
@@ -184,14 +259,16 @@ def _fit_memory(known: Sequence[Measurement]) -> MemoryCoefficients:
     def predict(chosen: MemoryCoefficients) -> list[float]:
         return [float(allocated(one, chosen)) for one in seen]
 
-    found = fit_ratios(DEFAULT_COEFFICIENTS, knobs, predict, [one.allocated for one in seen])
+    fitted = fit_ratios(DEFAULT_COEFFICIENTS, knobs, predict, [one.allocated for one in seen])
     # Of the sums: runs with little data hold as much that they cannot use, and would make it seem a large share.
     held = [one for one in seen if one.reserved]
     beyond = sum(one.reserved - one.allocated for one in held)
     return replace(
-        found,
+        fitted,
         framework_bytes=int(median(one.context for one in seen)),
-        fragmentation=max(0.0, beyond / sum(_data_bytes(one, found) for one in held)) if held else found.fragmentation,
+        fragmentation=max(0.0, beyond / sum(_data_bytes(one, fitted) for one in held))
+        if held
+        else fitted.fragmentation,
         fitted=True,
     )
 
@@ -205,7 +282,7 @@ def _data_bytes(one: Measurement, chosen: MemoryCoefficients) -> int:
 
 
 def allocated(one: Measurement, chosen: MemoryCoefficients) -> int:
-    """The peak that torch should have allocated: what the driver and the allocator need beside stands outside it."""
+    """The peak that torch should have allocated: without what the driver and the allocator need."""
     estimate = estimate_memory(one.shape, one.setup, one.load, chosen)
     return estimate.total - estimate.part("framework").bytes
 
@@ -227,11 +304,11 @@ def predict(measurements: Iterable[Measurement], fits: dict[Mode, Fit], gpu: Gpu
 def leave_one_out(measurements: Sequence[Measurement], gpu: Gpu) -> list[Predicted]:
     """Each measurement that is fitted to, predicted by a fit to the others."""
     known = [one for one in measurements if not one.held_out and not one.error]
-    found: list[Predicted] = []
+    predictions: list[Predicted] = []
     for one in known:
         others = [other for other in known if other is not one]
-        found += [replace(seen, held_out=True) for seen in predict([one], fit(others, gpu), gpu)]
-    return found
+        predictions += [replace(seen, held_out=True) for seen in predict([one], fit(others, gpu), gpu)]
+    return predictions
 
 
 # ---- the file
@@ -253,19 +330,14 @@ def read_calibration(path: Path) -> Calibration:
     """A stored calibration, without fits where they are of an earlier form; one of another format is refused."""
     body = read_json(path, KIND, VERSION)
     try:
-        fits: dict[Mode, Fit] = {
-            mode: Fit(time=Coefficients(**one["time"]), memory=MemoryCoefficients(**one["memory"]))
-            for mode, one in body["fits"].items()
-        }
-        measurements = tuple(_measurement(one) for one in body["measurements"])
-        about: dict[str, Any] = {name: str(body[name]) for name in ("gpu", "device", "torch", "transformers", "date")}
+        stored = {**body, "measurements": [_as_now(one) for one in body["measurements"]]}
+        calibration = from_json(Calibration, stored, ignore=("kind", "version"))
+        whole = all(_IN_EVERY_FIT in one["time"] for one in body["fits"].values())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(
             str(path), got=f"{type(error).__name__}: {error}", expected="a calibration", fix="run packtrain calibrate"
         ) from None
-    known = Calibration(**about, fits=fits, measurements=measurements)
-    whole = all(_IN_EVERY_FIT in one["time"] for one in body["fits"].values())
-    return known if whole else replace(known, fits={})
+    return calibration if whole else replace(calibration, fits={})
 
 
 def load_calibration(gpu: Gpu) -> Calibration | None:
@@ -273,28 +345,28 @@ def load_calibration(gpu: Gpu) -> Calibration | None:
     path = calibration_path(gpu)
     if not path.is_file():
         return None
-    found = read_calibration(path)
-    if not found.fits:  # it was fitted to another form of the models, or not at all: the measurements are still true
-        found = replace(found, fits=fit(found.measurements, gpu))
+    calibration = read_calibration(path)
+    if not calibration.fits:  # fitted to another form of the models, or not at all: measurements stay true
+        calibration = replace(calibration, fits=fit(calibration.measurements, gpu))
     now = _installed("torch")
-    if now and now != found.torch:
-        note = f"it was calibrated with torch {found.torch}, and this is {now}: run packtrain calibrate again"
-        return replace(found, notes=(note,))
-    return found
+    if now and now != calibration.torch:
+        note = f"it was calibrated with torch {calibration.torch}, and this is {now}: run packtrain calibrate again"
+        return replace(calibration, notes=(note,))
+    return calibration
 
 
 def coefficients_for(gpu: Gpu, *, compiled: bool = False) -> tuple[Coefficients, MemoryCoefficients, tuple[str, ...]]:
     """What to predict with on such a GPU, and what that rests on: the stored calibration, or else defaults."""
     defaults = default_coefficients(compiled=compiled), DEFAULT_COEFFICIENTS
     try:
-        found = load_calibration(gpu)
+        calibration = load_calibration(gpu)
     except ArtifactError as error:  # estimates are still possible
         return *defaults, (f"the stored calibration is not used: {error}",)
-    fitted = found.fits.get("compiled" if compiled else "eager") if found is not None else None
-    if found is None or fitted is None:
+    fitted = calibration.fits.get("compiled" if compiled else "eager") if calibration is not None else None
+    if calibration is None or fitted is None:
         return *defaults, ()
-    about = f"time and memory are predicted by the calibration of {found.device} of {found.date}"
-    return fitted.time, fitted.memory, (about, *found.notes)
+    about = f"time and memory are predicted by the calibration of {calibration.device} of {calibration.date}"
+    return fitted.time, fitted.memory, (about, *calibration.notes)
 
 
 def _installed(package: str) -> str:
@@ -306,16 +378,6 @@ def _installed(package: str) -> str:
         return ""
 
 
-def _measurement(body: dict[str, Any]) -> Measurement:
-    shape = body["shape"]
-    vision = VisionShape(**shape["vision"]) if shape["vision"] is not None else None
-    known = {
-        **shape,
-        "language": LanguageShape(**shape["language"]),
-        "vision": vision,
-        "parameters": ParameterCounts(**shape["parameters"]),
-        "notes": tuple(shape["notes"]),
-    }
-    setup = TrainingSetup(**{"master_weights": False, **body["setup"]})  # what does not say it had none
-    parts = {"shape": ModelShape(**known), "setup": setup, "load": Load(**body["load"])}
-    return Measurement(**{"waited": True, **body, **parts})  # which was not always said, either
+def _as_now(measurement: dict[str, Any]) -> dict[str, Any]:
+    """A stored measurement with fields that older files lack: they had no masters, and the host asked for sizes."""
+    return {"waited": True, **measurement, "setup": {"master_weights": False, **measurement["setup"]}}

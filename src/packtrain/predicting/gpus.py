@@ -154,22 +154,22 @@ def find_gpu(name: str) -> Gpu:
 
 def _changed(gpu: Gpu, figures: Sequence[str]) -> Gpu:
     """This GPU with other figures, and with a name that finds them again."""
-    found: dict[str, float] = {}
+    given: dict[str, float] = {}
     for figure in figures:
         name, _, text = figure.strip().partition("=")
         with suppress(ValueError):
-            if name in _FIGURES and name not in found and 0 < float(text) < _MOST:
-                found[name] = float(text)
+            if name in _FIGURES and name not in given and 0 < float(text) < _MOST:
+                given[name] = float(text)
                 continue
         raise ConfigError(
             "gpu",
             got=figure.strip(),
             expected=f"a positive number, once, for one of {', '.join(_FIGURES)}, as in tflops=400",
         )
-    said = ",".join((gpu.name, *(f"{name}={value:g}" for name, value in sorted(found.items()))))
-    changed = {_FIGURES[name][0]: value * _FIGURES[name][1] for name, value in found.items()}
+    shown = ",".join((gpu.name, *(f"{name}={value:g}" for name, value in sorted(given.items()))))
+    changed = {_FIGURES[name][0]: value * _FIGURES[name][1] for name, value in given.items()}
     memory = int(changed.pop("memory_bytes", gpu.memory_bytes))
-    return replace(gpu, name=said, notes=f"as {gpu.name} otherwise", memory_bytes=memory, **changed)
+    return replace(gpu, name=shown, notes=f"as {gpu.name} otherwise", memory_bytes=memory, **changed)
 
 
 def _plain(name: str) -> str:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import memory as in_bytes
 from packtrain.predicting.memory import Part
-from packtrain.predicting.memory_layers import adapter_bytes, compute_bytes
-from packtrain.predicting.memory_states import count, states
+from packtrain.predicting.memory_parts import adapter_bytes, compute_bytes, count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 MIB = 1 << 20

@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import GIB
 from packtrain.families.shape import VisionShape
-from packtrain.predicting.memory_layers import (
+from packtrain.predicting.memory_parts import (
     FLOAT,
+    Counts,
     LayerBytes,
     attention_mask,
     compute_bytes,
+    count,
     has_dense_mask,
     language_attention,
     language_layer,
     rotary_bytes,
+    states,
     vision_attention,
     vision_forward,
     vision_layer,
     vision_patch,
 )
-from packtrain.predicting.memory_states import Counts, count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 STATES = ("weights", "gradients", "optimizer states")
@@ -125,7 +127,7 @@ def estimate_memory(
         stored += f", {_many(counts.adapters)} in adapters"
     if counts.quantized:
         stored += f", {_many(counts.quantized)} in 4 bits"
-    found = (
+    sizes = (
         ("weights", fixed.weights, f"{stored}, {one}"),
         ("gradients", fixed.gradients, f"of {_many(counts.trainable)} parameters, kept between micro-batches, {one}"),
         ("optimizer states", fixed.optimizer, f"{_kept_states(setup, counts)}, {one}"),
@@ -137,7 +139,7 @@ def estimate_memory(
         ("communication buffers", fixed.buffers, f"{setup.sharding} on {setup.gpus} GPUs"),
         ("framework", framework, f"CUDA context and workspaces, and {coefficients.fragmentation:.0%} fragmentation"),
     )
-    parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in found)
+    parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in sizes)
     return MemoryEstimate(parts=parts, moment=moment.name)
 
 
@@ -165,7 +167,7 @@ def largest_tokens(
 
 
 def scale_load(load: Load, tokens: int) -> Load:
-    """A load of so many tokens of the same mix: more or fewer samples like these, in a longer pack or in more rows."""
+    """A load of `tokens` of the same mix: more or fewer samples like these, in a longer pack or in more rows."""
     if load.tokens < 1:
         raise ConfigError("load", got=f"{load.tokens} tokens", expected="at least one, to know what the mix is")
 

@@ -22,16 +22,16 @@ from packtrain.predicting.flops import (
     training_flops,
 )
 from packtrain.predicting.gpus import Gpu
-from packtrain.predicting.memory_layers import (
+from packtrain.predicting.memory_parts import (
     FLOAT,
     adapter_bytes,
     compute_bytes,
+    count,
     language_layer,
     small_parts,
     vision_layer,
     vision_traits,
 )
-from packtrain.predicting.memory_states import count
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 _ACTIVATION_BYTES = 2  # activations are bf16 whatever the weights are kept in
@@ -71,7 +71,7 @@ class Coefficients:
     waiting_seconds: float = (
         0.0313  # of an encoder's forward, while the host asks for sizes and has launched nothing ahead
     )
-    overlap: float = 0.5  # share of the compute time behind which communication hides
+    overlap: float = 0.5  # share of the compute time that communication overlaps with
     network_bandwidth: float = 50e9  # bytes per second and GPU between nodes
     gpus_per_node: int = 8
     fitted: bool = False
@@ -92,7 +92,7 @@ class StepTime:
 
     compute: float
     memory_traffic: float  # element-wise kernels, gradients, the optimizer
-    communication: float  # what does not hide behind computing
+    communication: float  # what does not overlap with computing
     overhead: float  # in which the GPU waits for launches and for the host
 
     @property
@@ -132,7 +132,7 @@ def step_time(
     compute, memory = _compute(shape, setup, load, gpu, chosen), _bandwidth(gpu, chosen)
     traffic = _elementwise(shape, setup, load, chosen) / memory
     busy = compute + traffic
-    idle = behind_launches(busy, launch_seconds(shape, setup, load, chosen)) - busy
+    idle = with_launches(busy, launch_seconds(shape, setup, load, chosen)) - busy
     if waits(shape):
         idle += waiting_seconds(shape, setup, load, chosen)
     compute, traffic = micro_batches * compute, micro_batches * (traffic + _gradient_bytes(shape, setup) / memory)
@@ -172,8 +172,8 @@ def launch_seconds(shape: ModelShape, setup: TrainingSetup, load: Load, coeffici
     return each * kernels
 
 
-def behind_launches(busy: Any, launches: Any) -> Any:
-    """Seconds of a pass in which the GPU is busy so long, numbers or arrays: the host launches meanwhile.
+def with_launches(busy: Any, launches: Any) -> Any:
+    """Seconds of a pass of which the GPU is `busy` this long, numbers or arrays: the host launches meanwhile.
 
     The longer of both decides; near each other both show, since one is ahead in some layers and behind in others.
     """
@@ -195,7 +195,7 @@ def work_seconds(
     *,
     longest: int | None = None,
 ) -> WorkModel:
-    """The seconds of one pass as coefficients, without optimizer and communication; `behind_launches` adds launches."""
+    """The seconds of one pass as coefficients, without optimizer and communication; `with_launches` adds launches."""
     chosen = coefficients or default_coefficients(compiled=setup.compiled)
     setup = replace(setup, attention="varlen")
     empty = Load(tokens=0, squared_tokens=0, longest=0)

@@ -86,7 +86,7 @@ class TrainingSetup:
     train_projector: bool = True
     weights_dtype: Literal["bf16", "fp32"] = "bf16"
     optimizer: Optimizer = "adamw"
-    master_weights: bool = True  # the optimizer keeps and updates fp32 copies of half-precision weights that learn
+    master_weights: bool = True  # the optimizer keeps and updates fp32 copies of trainable half-precision weights
     sharding: Sharding = "ddp"
     gpus: int = 1
     gradient_checkpointing: bool = True

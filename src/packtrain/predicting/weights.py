@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.core.errors import ConfigError
+from packtrain.families.registry import registered_modules
 from packtrain.predicting.values import ParameterCounts
 
 _MAX_HEADER = 100_000_000  # the format's own limit
@@ -71,11 +72,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def part_of(name: str) -> str:
-    """The part of the model that a tensor belongs to."""
-    pieces = name.split(".")
-    if any(piece in _PROJECTOR or piece in _PROJECTOR_LISTS for piece in pieces):
+    """The part of the model that a tensor belongs to; users' families add what they call theirs."""
+    pieces, own = name.split("."), registered_modules()
+    if not {*_PROJECTOR, *_PROJECTOR_LISTS, *(names.projector for names in own)}.isdisjoint(pieces):
         return "projector"
-    if any(piece in _VISION for piece in pieces):
+    if not {*_VISION, *(names.vision for names in own)}.isdisjoint(pieces):
         return "vision"
     if any(piece in _EMBEDDING for piece in pieces):
         return "embedding"
@@ -85,7 +86,7 @@ def part_of(name: str) -> str:
 
 
 def read_header(path: Path) -> Iterator[TensorInfo]:
-    """Every tensor that a file names; nothing behind the header is read, and no header beyond the format's limit."""
+    """Every tensor that a file names; nothing after the header is read, and no header beyond the format's limit."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -133,10 +134,10 @@ def _weight_map(index: Path) -> Mapping[str, Any]:
         raise _broken(index, str(error), "a readable file") from error
     if not raw:
         raise _broken(index, f"{size:,} bytes", f"between 1 and {_MAX_INDEX:,} bytes")
-    found = _json_object(index, raw).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    files = _json_object(index, raw).get("weight_map")
+    if not isinstance(files, dict) or not files:
         raise _broken(index, "no weight_map", "which file holds which tensor")
-    return found
+    return files
 
 
 def _json_object(path: Path, raw: bytes) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _warnings_lock = threading.Lock()
 def read_image_header(span: Span, max_pixels: int) -> MediaHeader:
     """The header of one image. Raises RecordError for what the training pipeline could not decode."""
     head = span.read_at(0, _HEAD)
-    kind = _format_of(head)
+    kind = _image_format(head)
     if kind is None:
         raise RecordError("media", "not a supported image", f"begins with {head[:8].hex()}")
     size = _webp_size(span, head, max_pixels) if kind == "WEBP" else None
@@ -62,7 +62,7 @@ def read_image_header(span: Span, max_pixels: int) -> MediaHeader:
     return MediaHeader(kind="image", width=size[0], height=size[1])
 
 
-def _format_of(head: bytes) -> str | None:
+def _image_format(head: bytes) -> str | None:
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -135,7 +135,7 @@ def _webp_regular(span: Span) -> bool:
 
 
 def _careful_size(span: Span, kind: str, max_pixels: int) -> tuple[int, int]:
-    """The size by Pillow's lazy open; by a real decode where the file may be cut or hides metadata behind pixels."""
+    """The size by Pillow's lazy open; by a real decode where the file may be cut or has metadata after its pixels."""
     file = span.file()
     complete = True
     try:
@@ -198,14 +198,14 @@ def _upright_size(image: ImageFile) -> tuple[int, int]:
 
 
 def _read_exif(image: ImageFile) -> Exif:
-    """The metadata without decoding: PNG's own method decodes, in case some stands behind the pixels."""
+    """The metadata without decoding: PNG's own method decodes, in case some follows the pixels."""
     from PIL import Image
 
     return Image.Image.getexif(image)
 
 
 def _png_complete(image: ImageFile, span: Span) -> bool:
-    """Does the chain of chunks reach IEND, with no metadata that matters behind the pixels?"""
+    """Does the chain of chunks reach IEND, with no metadata that matters after the pixels?"""
     position, pixels = 8, False
     for _ in range(_MAX_CHUNKS):
         chunk = span.read_at(position, 8)
@@ -233,16 +233,12 @@ def _bmp_complete(image: ImageFile, span: Span) -> bool:
     return bool(image.tile[0].offset + image.tile[0].args[1] * image.size[1] <= span.size)
 
 
-def _webp_complete(image: ImageFile, span: Span) -> bool:
-    """Where its sizes are as they should be, the decoder has walked the whole file when it was opened."""
-    return _webp_regular(span)
-
-
 _COMPLETE: Mapping[str, Callable[[ImageFile, Span], bool]] = {
     "JPEG": _jpeg_complete,
     "PNG": _png_complete,
     "BMP": _bmp_complete,
-    "WEBP": _webp_complete,
+    # Where its sizes are as they should be, the decoder has walked the whole file when it was opened.
+    "WEBP": lambda image, span: _webp_regular(span),
 }
 
 

@@ -14,7 +14,7 @@ import stat
 import struct
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
@@ -190,25 +190,20 @@ class MediaStore:
 
     def header(self, kind: MediaKind, ref: MediaRef) -> MediaHeader:
         """What the header of a medium says; RecordError where it could not be decoded later."""
-        if kind == "image":
-            span = self._span(ref)
-            try:
-                return read_image_header(span, self.max_image_pixels)
-            except RecordError as error:
-                raise _named(error, ref) from None
-            except OSError as error:  # a disk or a network that fails while reading
-                _refuse(error, ref.name)
-            finally:
-                span.close()
         span = self._span(ref)
-        size = span.size
-        with span.into_file() as file:
-            try:
+        try:
+            if kind == "image":
+                with closing(span):
+                    return read_image_header(span, self.max_image_pixels)
+            size = span.size
+            with span.into_file() as file:
                 if kind == "audio":
                     return read_audio_header(file, size, self.max_video_packets)
                 return read_video_header(file, size, self.max_image_pixels, self.max_video_packets)
-            except RecordError as error:
-                raise _named(error, ref) from None
+        except RecordError as error:
+            raise _named(error, ref) from None
+        except OSError as error:  # a disk or a network that fails while reading
+            _refuse(error, ref.name)
 
     def open(self, ref: MediaRef) -> BinaryIO:
         """The bytes of a medium as a seekable file; the caller closes it."""

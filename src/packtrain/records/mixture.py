@@ -14,13 +14,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.records.formats.source_files import YAML_ENDINGS, expand_braces, is_hub_name
 from packtrain.records.shards.address import is_remote
 from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import brief, read_any
+
+Item: TypeAlias = dict[str, Any]  # what a file says of one dataset, before it is checked
 
 _META = ".nv-meta"
 _SHARE = {"blend": "weight", "datasets": "weight", "blend_epochized": "repetitions"}
@@ -34,7 +36,7 @@ def is_metadataset(content: Any) -> bool:
     return isinstance(content, Mapping) and str(content.get("__module__", "")).startswith("megatron.energon")
 
 
-def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problems: list[str]) -> list[dict[str, Any]]:
+def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problems: list[str]) -> list[Item]:
     """Its members of a split as items of a mixture; what cannot be is added to `problems`."""
     splits = content.get("splits")
     if not isinstance(splits, Mapping) or not isinstance(chosen := splits.get(split), Mapping):
@@ -72,9 +74,9 @@ def _problems(member: Any, share: str) -> Iterator[str]:
         yield f"{share}: {brief(given)} instead of a number above 0"
 
 
-def _member(member: Mapping[str, Any], folder: str, split: str, share: str) -> dict[str, Any]:
+def _member(member: Item, folder: str, split: str, share: str) -> Item:
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(member["path"])))
-    found: dict[str, Any] = {"path": path}
+    found: Item = {"path": path}
     if os.path.isdir(path):
         found["name"] = os.path.basename(os.path.normpath(path))
         found |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
@@ -88,15 +90,15 @@ def _member(member: Mapping[str, Any], folder: str, split: str, share: str) -> d
 def _shards(folder: str, split: str) -> str:
     """The shards of a split, as one pattern."""
     meta = Path(folder) / _META
-    split_of, dataset = _read(meta / "split.yaml"), _read(meta / "dataset.yaml")
+    split_in_name, dataset = _read(meta / "split.yaml"), _read(meta / "dataset.yaml")
     if dataset.get("sample_loader"):
         raise ConfigError(folder, got=f"{folder}: its samples come from code, {dataset['sample_loader']}")
-    parts = split_of.get("split_parts")
+    parts = split_in_name.get("split_parts")
     listed = parts.get(split) if isinstance(parts, Mapping) else None
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
         raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml has no shards of the split {split}")
     names = [name for pattern in listed for name in expand_braces(pattern)]
-    left_out = split_of.get("exclude") or []
+    left_out = split_in_name.get("exclude") or []
     if any(".tar/" in str(name) for name in left_out):
         raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml excludes single samples")
     kept = [os.path.join(folder, name) for name in names if name not in left_out]
@@ -108,12 +110,12 @@ def _shards(folder: str, split: str) -> str:
     )
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Item:
     content = read_any(path) if path.is_file() else {}
-    return content if isinstance(content, Mapping) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _shared(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shared(items: list[Item]) -> list[Item]:
     """Energon's weights are relative, ours are shares of all samples."""
     total = sum(item["weight"] for item in items)
     return [{**item, "weight": item["weight"] / total} for item in items]
@@ -148,7 +150,7 @@ def is_registry(path: str) -> bool:
     return path.lower().endswith(".json") and _kind(_content(path)) is not None
 
 
-def registry_items(path: str, names: Sequence[str], problems: list[str]) -> Iterator[dict[str, Any]]:
+def registry_items(path: str, names: Sequence[str], problems: list[str]) -> Iterator[Item]:
     """The entries as those of a YAML mixture, of these names or all; what cannot be is added to `problems`."""
     content = _content(path) or {}
     kind = _kind(content)
@@ -167,7 +169,7 @@ def registry_items(path: str, names: Sequence[str], problems: list[str]) -> Iter
         problems.append(_ONE_BY_ONE)
 
 
-def _content(path: str) -> dict[str, Any] | None:
+def _content(path: str) -> Item | None:
     try:
         if os.path.getsize(path) > MOST:
             return None
@@ -179,7 +181,7 @@ def _content(path: str) -> dict[str, Any] | None:
     return content if entries else None
 
 
-def _kind(content: dict[str, Any] | None) -> Callable[[str, Any, str, list[str]], dict[str, Any]] | None:
+def _kind(content: Item | None) -> Callable[[str, Any, str, list[str]], Item] | None:
     if content and all(any(key in one for key in _FACTORY) for one in content.values()):
         return _of_factory
     if content and all(all(key in one for key in _INTERNVL) for one in content.values()):
@@ -187,7 +189,7 @@ def _kind(content: dict[str, Any] | None) -> Callable[[str, Any, str, list[str]]
     return None
 
 
-def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list[str]) -> dict[str, Any]:
+def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of dataset_info.json; media are relative to its folder."""
     known = {"formatting", "columns", "tags", "split", "subset", "num_samples", *_FACTORY}
     problems += _strange(name, entry, known)
@@ -213,7 +215,7 @@ def _of_factory(name: str, entry: Mapping[str, Any], folder: str, problems: list
     return {}
 
 
-def _of_internvl(name: str, entry: Mapping[str, Any], folder: str, problems: list[str]) -> dict[str, Any]:
+def _of_internvl(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of a meta file; its paths are relative to the file or, as InternVL has it, to the working directory."""
     problems += _strange(name, entry, {*_INTERNVL, "repeat_time", "length"})
 
@@ -226,7 +228,7 @@ def _of_internvl(name: str, entry: Mapping[str, Any], folder: str, problems: lis
     return {**found, "media_root": place("root")} if entry["root"] else found
 
 
-def _strange(name: str, entry: Mapping[str, Any], known: set[str]) -> list[str]:
+def _strange(name: str, entry: Item, known: set[str]) -> list[str]:
     """Keys that ask for something, and are not known."""
     return [
         f"{name}.{key}: {_REFUSED.get(key, 'unknown key')}"
@@ -312,7 +314,7 @@ def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureIte
         problems.append(f"{where}: {type(item).__name__} instead of a dataset")
         return None
     before = len(problems)
-    values: dict[str, Any] = {}
+    values: Item = {}
     for written, value in item.items():
         key = ALIASES.get(str(written), str(written))
         if value in _ASKS_NOTHING.get(str(written), ()):
@@ -334,7 +336,7 @@ def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureIte
     return MixtureItem(**values)
 
 
-def _check(values: dict[str, Any], where: str, problems: list[str]) -> None:
+def _check(values: Item, where: str, problems: list[str]) -> None:
     """Types and bounds of the values of one item."""
     for key in TEXT_KEYS:
         if key in values and (not isinstance(values[key], str) or not values[key]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -35,26 +36,21 @@ from packtrain.records.formats.splits import INFO_FILE, SPLITS_FILE, STATE_FILE,
 from packtrain.records.mixture import MixtureItem, is_registry, mixture_error, read_mixture
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.decompression import SPOILING, SPOILT, file_blocks
-from packtrain.records.shards.measuring import remote_entries, remote_head, remote_units, with_media_check
+from packtrain.records.shards.remote import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.source import FORMATS, Entry, SourceSpec, Unit, open_format
 from packtrain.records.span import Plain
 
 # Faults while reading that concern one record; any other means that more is lost than the ledger has lines for.
 OF_ONE_RECORD = frozenset(
-    {jsonl.TOO_LONG, jsonl.NOT_UTF8, jsonl.NOT_JSON, jsonl.NOT_OBJECT, jsonl.TOO_DEEP}
-    | {
-        jsonl.LONE_SURROGATE,
-        jsonl.PACKED,
-        NOT_CSV,
-        "row cannot be read",
-        "link in archive",
-        "special file in archive",
-    }
-    | {"two members with the same extension", "member has no extension", "media member is too large", SPOILT}
+    (
+        *(jsonl.TOO_LONG, jsonl.NOT_UTF8, jsonl.NOT_JSON, jsonl.NOT_OBJECT, jsonl.TOO_DEEP, jsonl.LONE_SURROGATE),
+        *(jsonl.PACKED, NOT_CSV, "row cannot be read", "link in archive", "special file in archive", SPOILT),
+        *("two members with the same extension", "member has no extension", "media member is too large"),
+    )
 )
 MIXTURE = "mixture"  # what `recognise` calls a YAML file; not a format, but a list of sources
 CHAT_KEYS = ("messages", "conversations", "conversation", "texts")  # lists of objects inside one record
-_DESCRIBING = (STATE_FILE, INFO_FILE, SPLITS_FILE, "dataset_infos.json")  # that stand beside data files
+_DESCRIBING = (STATE_FILE, INFO_FILE, SPLITS_FILE, "dataset_infos.json")  # files that lie beside data files
 YAML = "yaml"  # what users call that format
 LOOK = 1 << 22  # bytes looked at to tell a JSON list from JSON Lines
 
@@ -68,7 +64,7 @@ def open_sources(
     subset: str | None = None,
     sources: Sequence[str] = (),
 ) -> list[SourceSpec]:
-    """The sources that a path stands for: one, or those of a mixture. What cannot be used is a ConfigError.
+    """The sources that a path names: one, or those of a mixture. What cannot be used is a ConfigError.
 
     Of another system's list of datasets only those of these names, `sources`, are looked at. `streaming` is for
     datasets on the hub: nothing is downloaded beforehand; with None only where their files can be read so.
@@ -133,7 +129,7 @@ def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
 
 def data_files(specs: Sequence[SourceSpec]) -> list[str]:
     """Every local file that the sources consist of, for fingerprints."""
-    return [file for spec in specs for file in _files_of(spec)]
+    return [file for spec in specs for file in _local_files(spec)]
 
 
 def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
@@ -141,19 +137,19 @@ def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
     found: dict[str, str] = {}
     for number, spec in enumerate(specs):
         before = f"{spec.name}/" if len(specs) > 1 else ""
-        for file in _files_of(spec):
+        for file in _local_files(spec):
             name = before + shown_name(spec, file) if local_root(spec) is not None else file
             while found.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
                 name = f"{number}:{name}"
     return found
 
 
-def _files_of(spec: SourceSpec) -> list[str]:
+def _local_files(spec: SourceSpec) -> list[str]:
     return dataset_files(spec) if spec.format == "hf_dataset" else split_files(spec)
 
 
 def loses_more(stage: str, reason: str) -> bool:
-    """Does a fault stand for a whole file, or for the rest of one?"""
+    """Is more than one record lost with this fault: a whole file, or the rest of one?"""
     return stage == "read" and reason not in OF_ONE_RECORD
 
 
@@ -163,7 +159,7 @@ def spoils_file(reasons: Container[str]) -> bool:
 
 
 def recognise(path: str) -> str:
-    """The format of what stands at a path, by its content and, where that leaves it open, by its name."""
+    """The format of the data at a path, by its content and, where that leaves it open, by its name."""
     if is_remote(path):
         return _kind_of_remote(path)
     path = os.path.expanduser(path)
@@ -176,7 +172,8 @@ def recognise(path: str) -> str:
             raise _nothing_there(path)
         return kind or recognise(next(file for file in matched if os.path.exists(file)))
     if os.path.isfile(path):
-        return MIXTURE if path.lower().endswith(YAML_ENDINGS) or is_registry(path) else _kind_of_file(path)
+        listed = path.lower().endswith(YAML_ENDINGS) or is_registry(path)
+        return MIXTURE if listed else _kind_of_content(_head(path), path)
     if is_hub_name(path):
         return "hf_dataset"
     raise _nothing_there(path)
@@ -265,11 +262,8 @@ def _default_name(path: str) -> str:
 
 def _free_name(name: str, taken: set[str]) -> str:
     """The name itself, or with -2, -3, ... where it is taken."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name}-{number}"
-    return free
+    names = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
+    return next(free for free in names if free not in taken)
 
 
 def _nothing_there(path: str) -> ConfigError:
@@ -339,11 +333,6 @@ def _holds_records(file: str, head: bytes) -> bool:
     return any(isinstance(one, list) and one and isinstance(one[0], dict) for one in lists)
 
 
-def _kind_of_file(path: str) -> str:
-    """The format of a file. What its first bytes say counts more than its name."""
-    return _kind_of_content(_head(path), path)
-
-
 def _head(path: str) -> bytes:
     """How a local file begins, decompressed."""
     head = b""
@@ -358,7 +347,7 @@ def _head(path: str) -> bytes:
 
 
 def _kind_of_content(head: bytes, path: str) -> str:
-    """The format of a file that begins so and is called so."""
+    """The format of a file. What its first bytes say counts more than its name."""
     named = kind_of_name(path)
     if head.startswith(b"PAR1"):
         return "parquet"

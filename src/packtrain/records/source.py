@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaKind, MediaRef
 
 if TYPE_CHECKING:
     from packtrain.records.formats.source_files import Format
+
+
+RawRecord: TypeAlias = Mapping[str, Any]  # the JSON of a user, or a row of a table: nothing is known of its values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +28,7 @@ class SourceSpec:
     split: str = "train"  # of Hugging Face datasets, and of folders whose files are named after splits
     subset: str | None = None  # for Hugging Face datasets that have several configurations
     streaming: bool = False
-    max_samples: int | None = None  # use so many of its records, drawn at random
+    max_samples: int | None = None  # use only this number of its records, drawn at random
     repeats: float | None = None  # how often each record is to be used; applied when packing
     weight: float | None = None  # share of the mixture; applied when packing
 
@@ -51,7 +54,7 @@ class Entry:
     """One raw element of a source, before its schema is known; exactly one of value and error is set."""
 
     origin: str  # file:line, file:row or shard:member, with the file's name relative to the dataset
-    value: Mapping[str, object] | None = None
+    value: RawRecord | None = None
     error: RecordError | None = None
     media: Mapping[str, MediaRef] = field(default_factory=dict)  # media that travel beside the value (tar members)
     at: int = -1  # its place: a byte of the decompressed file, or a row of a table

@@ -38,7 +38,7 @@ class Span:
         """A seekable file object over the span. It does not own the descriptor: close the span itself."""
         if self._data is not None:
             return io.BytesIO(self._data)
-        return cast(BinaryIO, io.BufferedReader(_SpanFile(self), 16384))
+        return cast(BinaryIO, io.BufferedReader(PlainFile(self), 16384))
 
     def into_file(self) -> BinaryIO:
         """A file object that owns the descriptor; the span must not be used or closed any more."""
@@ -46,73 +46,12 @@ class Span:
             return io.BytesIO(self._data)
         if self._start == 0 and os.fstat(self._fd).st_size == self.size:
             return os.fdopen(self._fd, "rb")
-        return cast(BinaryIO, io.BufferedReader(_SpanFile(self, owner=True), 65536))
+        return cast(BinaryIO, io.BufferedReader(PlainFile(self, owned=self), 65536))
 
     def close(self) -> None:
-        """Give the descriptor back."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class CursorFile(io.RawIOBase):
-    """A read-only file over bytes that are read at a place, for libraries that want one."""
-
-    _position = 0
-
-    def size(self) -> int:
-        """How many bytes there are."""
-        raise NotImplementedError
-
-    def read_at(self, position: int, length: int) -> bytes:
-        """Up to `length` bytes; none only at the end."""
-        raise NotImplementedError
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = 0 if whence == os.SEEK_SET else self._position if whence == os.SEEK_CUR else self.size()
-        if base + offset < 0:
-            raise ValueError(f"seek to {base + offset}")
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:
-            size = max(0, self.size() - self._position)
-        piece = self.read_at(self._position, size)
-        self._position += len(piece)
-        return piece
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        piece = self.read(len(buffer))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-class _SpanFile(CursorFile):
-    """Over a span, which it may own."""
-
-    def __init__(self, span: Span, owner: bool = False) -> None:
-        self._span, self._owner = span, owner
-
-    def size(self) -> int:
-        return self._span.size
-
-    def read_at(self, position: int, length: int) -> bytes:
-        return self._span.read_at(position, length)
-
-    def close(self) -> None:
-        if self._owner and not self.closed:
-            self._span.close()
-        super().close()
 
 
 FIRST_BLOCK, LARGEST_BLOCK = 1 << 14, 1 << 18
@@ -148,18 +87,17 @@ def plain_blocks(plain: Plain, at: int, most: int = 1 << 62) -> Iterator[bytes]:
         at, size = at + len(block), min(2 * size, LARGEST_BLOCK)
 
 
-class PlainFile(CursorFile):
-    """A read-only file over bytes that are in no local file of their own."""
+class PlainFile(io.RawIOBase):
+    """A read-only file over bytes that are in no local file of their own, for libraries that want one."""
 
-    def __init__(self, plain: Plain) -> None:
-        self._plain, self._size = plain, -1
-
-    def read_at(self, position: int, length: int) -> bytes:
-        return self._plain.read_at(position, length)
+    def __init__(self, plain: Plain, *, owned: Span | None = None) -> None:
+        self._plain, self._owned = plain, owned
+        self._size: int | None = getattr(plain, "size", None)
+        self._position = 0
 
     def size(self) -> int:
-        """Looked for once, by reading single bytes."""
-        if self._size < 0:
+        """Looked for once where the bytes do not know it, by reading single ones."""
+        if self._size is None:
             low, high = 0, 1  # there are at least `low` bytes, and fewer than `high`
             while self._plain.read_at(high - 1, 1):
                 low, high = high, 2 * high
@@ -168,3 +106,36 @@ class PlainFile(CursorFile):
                 low, high = (middle, high) if self._plain.read_at(middle - 1, 1) else (low, middle)
             self._size = low
         return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = 0 if whence == os.SEEK_SET else self._position if whence == os.SEEK_CUR else self.size()
+        if base + offset < 0:
+            raise ValueError(f"seek to {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            size = max(0, self.size() - self._position)
+        piece = self._plain.read_at(self._position, size)
+        self._position += len(piece)
+        return piece
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        piece = self.read(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def close(self) -> None:
+        if self._owned is not None and not self.closed:
+            self._owned.close()
+        super().close()

@@ -1,4 +1,4 @@
-"""YAML as people write configs: 1e-5 is a number, a day is text, a key stands once, nothing in the file is run.
+"""YAML as people write configs: 1e-5 is a number, a day is text, a key is given once, nothing in the file is run.
 
 Every YAML file of a user is read here. References to references can make a value of any size out of some hundred
 bytes: what would have more values than any config, written out, is refused.

@@ -60,6 +60,16 @@ class LegendKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """A chart under its title."""
+
+    title: str
+    svg: Markup
+    unit: str = ""
+    keys: tuple[LegendKey, ...] = ()  # where the section has no legend for its colours
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BarSpan:
     """One part of a stacked bar."""
 
@@ -161,23 +171,11 @@ def stacked_bar(
 
 
 def share_bar(share: float, css: str = "c0") -> Markup:
-    """A small bar for a table cell; the number stands beside it."""
+    """A small bar for a table cell; the number is next to it."""
     width = percent_of(min(max(share, 0.0), 1.0))
     return element(
         "svg", element("rect", width=width, height="8", rx="2", class_=css), class_="bar", aria_hidden="true"
     )
-
-
-def share_chart(shares: Mapping[str, float], *, label: str, height: int) -> Markup:
-    """Shares as bars under their names, from the top."""
-    step = height / max(len(shares), 3)
-    most = max(shares.values(), default=0.0) or 1.0
-    plot = []
-    for at, (name, share) in enumerate(shares.items()):
-        y = at * step + 14
-        plot.append(element("text", f"{name}  {percent(share)}", x="0", y=y, class_="tick strong"))
-        plot.append(_bar(0, share / most, y + 5, min(step - 22, 16.0), f"c{at % 8}", percent(share)))
-    return framed(plot, label=label, height=height)
 
 
 def balance_chart(rows: Sequence[BalanceLine]) -> Markup:
@@ -240,7 +238,7 @@ def edge_ticks(edges: Sequence[float]) -> list[tuple[float, str]]:
     last = len(edges) - 1
     if last < 1:
         return []
-    if edges[1] - edges[0] <= 1 and edges[0] % 1:  # whole numbers: the label stands under the middle of its bar
+    if edges[1] - edges[0] <= 1 and edges[0] % 1:  # whole numbers: the label is under the middle of its bar
         chosen = spaced([(at + 0.5) / last for at in range(last)], 0, 0.12)
         return [((at + 0.5) / last, count(edges[at] + 0.5)) for at in chosen]
     labels = [(at / last, tick(edges[at])) for at in range(0, last, max(1, round(last / 5)))]

@@ -1,171 +1,142 @@
-"""The two PNG figures, composed of the charts of the page: the lengths of samples, and each packing that was tried.
-
-matplotlib is the canvas: it brings fonts and draws the elements of the charts at their places, and knows nothing of
-axes. Widths are pixels of a figure of 1,200.
-"""
+"""The two PNG figures: the lengths of samples, and each packing that was tried. Their numbers are those of the page."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
-from markupsafe import Markup
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter
 
-from packtrain.core.numbers import count, large, percent, shown
+from packtrain.core.numbers import count, decimal, large, percent, shown, tick
 from packtrain.planning.study_values import Study
-from packtrain.reports.charts import share_chart
-from packtrain.reports.compared import words
-from packtrain.reports.study_content import sources_by_size
-from packtrain.reports.study_page import Titled, histogram_of, sweep_charts, sweep_names
-from packtrain.reports.svg import AXIS, LIGHT
+from packtrain.reports.charts import bin_position, edge_ticks, wide
+from packtrain.reports.study_content import by_limits, sources_by_size, words
+from packtrain.reports.study_page import Sweep, histogram_marks, histogram_title, sweeps
+from packtrain.reports.svg import LIGHT
 
-_WIDE, _HIGH = 1200, 700
-_LEFT, _GAP = 60, 36
-_POINT = 0.72  # points of a pixel, at 100 pixels an inch
-_DASHES = {"mark": (0, (3, 3)), "limit": (0, (5, 4)), "more": (0, (4, 3))}
-_LINES = {  # colour, width, opacity
-    "grid": ("line", 0.8, 1.0),
-    "mark": ("ink", 0.9, 0.6),
-    "chosen": ("accent", 12.0, 0.13),
-    "limit": ("bad", 1.4, 1.0),
-}
+_SOURCES = 8  # of the largest
 
 
-def draw_distribution(study: Study, path: Path) -> None:
+def draw_distribution(study: Study, path: Path) -> Figure:
     """Histograms of all tokens, of text and media tokens and of objects, and whose the tokens are."""
-    canvas = _Canvas("Length of samples", study)
     stats = study.dataset
-    canvas.chart(histogram_of(study, "tokens", height=250, every_mark=True), _LEFT, 116, _WIDE - 2 * _LEFT)
     names = [name for name in ("text_tokens", "vision_tokens", "objects") if name in stats.histograms]
-    kinds = {words(kind): tokens for kind, tokens in stats.modality_tokens.items()}
-    shares = {"modality": _shares(kinds), "source": {}}
+    whole = sum(stats.modality_tokens.values()) or 1
+    shares = {"modality": {words(kind): tokens / whole for kind, tokens in stats.modality_tokens.items()}, "source": {}}
     if len(stats.by_source) > 1:
-        largest = sources_by_size(stats.by_source)[:8]
+        largest = sources_by_size(stats.by_source)[:_SOURCES]
         shares["source"] = {shown(group.name, 19): group.share_of_tokens for group in largest}
     shares = {what: parts for what, parts in shares.items() if parts}
-    width = (_WIDE - 2 * _LEFT - _GAP * (len(names) + len(shares) - 1)) / max(len(names) + len(shares), 1)
+    figure = _figure("Length of samples", study)
+    grid = figure.add_gridspec(2, max(len(names) + len(shares), 1))
+    _histogram(figure.add_subplot(grid[0, :]), study, "tokens", all_marks=True)
     for at, name in enumerate(names):
-        canvas.chart(histogram_of(study, name, height=220), _LEFT + at * (width + _GAP), 415, width)
+        _histogram(figure.add_subplot(grid[1, at]), study, name)
     for at, (what, parts) in enumerate(shares.items(), start=len(names)):
-        bars = share_chart(parts, label=f"Tokens by {what}", height=220)
-        title = Titled(title=f"Tokens by {what}", unit="", svg=bars)
-        canvas.chart(title, _LEFT + at * (width + _GAP) + 8, 415, width)
-    canvas.save(path)
+        axes = figure.add_subplot(grid[1, at])
+        bars = axes.barh(range(len(parts)), list(parts.values()), color=[LIGHT[f"c{n % 8}"] for n in range(len(parts))])
+        labels = [f"{_plain(name)}  {percent(share)}" for name, share in parts.items()]
+        axes.bar_label(bars, labels, padding=3, fontsize=8)
+        axes.set(title=f"Tokens by {what}", xlim=(0, 1.6 * max(parts.values()) or 1), xticks=[], yticks=[])
+        axes.invert_yaxis()
+        axes.spines["bottom"].set_visible(False)
+    return _saved(figure, path)
 
 
-def draw_efficiency(study: Study, path: Path) -> None:
+def draw_efficiency(study: Study, path: Path) -> Figure:
     """Speed, fill, packs and memory over the packing length."""
-    canvas = _Canvas("Packing by length", study)
-    width = (_WIDE - 2 * _LEFT - _GAP) / 2
-    for at, chart in enumerate(sweep_charts(study, height=210)):
-        canvas.chart(chart, _LEFT + at % 2 * (width + _GAP), 116 + at // 2 * 275, width)
-    x = float(_LEFT)
-    for at, name in enumerate((*sweep_names(study), "hollow: does not fit", f"ring: {study.recommendation.mark}")):
-        x = canvas.key(name, at if at < len(sweep_names(study)) else None, x, _HIGH - 28)
-    canvas.save(path)
+    figure = _figure("Packing by length", study)
+    for number, one in enumerate(sweeps(study), start=1):
+        _sweep(figure.add_subplot(2, 2, number), study, one)
+    lines, names = figure.axes[0].get_legend_handles_labels()
+    note = f"hollow: does not fit; ring: {study.recommendation.mark}"
+    legend = figure.legend(lines, names, title=note, ncols=4, loc="outside lower left", fontsize=8, frameon=False)
+    legend.get_title().set_fontsize(8)
+    return _saved(figure, path)
 
 
-def _shares(parts: Mapping[str, float]) -> dict[str, float]:
-    whole = sum(parts.values()) or 1
-    return {name: part / whole for name, part in parts.items()}
+def _histogram(axes: Axes, study: Study, name: str, *, all_marks: bool = False) -> None:
+    """Bars are equally wide whatever their edges, as on the page."""
+    histogram = study.dataset.histograms[name]
+    bins = len(histogram.counts)
+    axes.bar(range(bins), histogram.counts, width=0.96, align="edge", color=LIGHT["c0"])
+    ticks = edge_ticks(histogram.edges)
+    axes.set(title=histogram_title(study, name), xlim=(0, bins), ylim=(0, 1.15 * max(histogram.counts, default=1)))
+    axes.set_xticks([bins * x for x, _ in ticks], [text for _, text in ticks])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: tick(y)))
+    marks = histogram_marks(study, name, all_of_them=all_marks)
+    for at, (word, value) in enumerate(marks.items()):
+        x = bin_position(histogram.edges, value)
+        axes.axvline(bins * x, color=LIGHT["ink"], linewidth=0.8, linestyle=(0, (3, 3)), alpha=0.6)
+        side = "right" if x > 0.7 else "left"
+        y = 0.94 - 0.06 * at if all_marks else 0.92 - 0.09 * at
+        axes.text(bins * x, y, f" {word} {decimal(value)} ", transform=axes.get_xaxis_transform(), ha=side, fontsize=8)
 
 
-class _Canvas:
-    """A figure whose places are pixels from its upper left corner."""
-
-    def __init__(self, title: str, study: Study) -> None:
-        self._figure = Figure(figsize=(_WIDE / 100, _HIGH / 100), dpi=144, facecolor="white")
-        self._axes: Axes = self._figure.add_axes((0, 0, 1, 1))
-        self._axes.set(xlim=(0, _WIDE), ylim=(_HIGH, 0))
-        self._axes.axis("off")
-        self.text(title, _LEFT, 44, size=22, weight="bold")
-        self.text(_subtitle(study), _LEFT, 68, size=13, colour="muted")
-
-    def text(self, text: str, x: float, y: float, *, size: float = 11.5, colour: str = "ink", **style: object) -> None:
-        """One line; dollar signs would start a formula."""
-        color = LIGHT[colour]
-        self._axes.text(x, y, text.replace("$", r"\$"), size=size * _POINT, color=color, clip_on=False, **style)  # type: ignore[arg-type]
-
-    def key(self, name: str, number: int | None, x: float, y: float) -> float:
-        """A line of a legend; returns where the next one begins."""
-        if number is not None:
-            self._line((x, x + 24), (y - 4, y - 4), [f"s{number % 8}", *(["more"] if number else [])])
-            x += 30
-        self.text(shown(name, 40), x, y, colour="muted")
-        return x + 30 + 6.6 * len(shown(name, 40))
-
-    def chart(self, chart: Titled, x: float, y: float, width: float) -> None:
-        """The elements of a chart of the page, under its title."""
-        unit = f": {chart.unit}" if chart.unit not in ("", "samples") else ""
-        self.text(f"{chart.title}{unit}", x, y - 8, size=13, weight="bold")
-        for part in ElementTree.fromstring(str(chart.svg)):
-            is_axis = part.get("class") == "axis"
-            left = 0 if is_axis or not _has_axis(chart.svg) else AXIS
-            self._elements(part, x + left, y, AXIS if is_axis else width - left)
-
-    def _elements(self, parts: ElementTree.Element, left: float, top: float, width: float) -> None:
-        for one in parts:
-            css = (one.get("class") or "").split()
-
-            def across(name: str, one: ElementTree.Element = one) -> float:
-                value = one.get(name, "0")
-                return left + (float(value[:-1]) / 100 * width if value.endswith("%") else float(value))
-
-            if one.tag == "rect":
-                size = across("width") - left, float(one.get("height", 0))
-                place = across("x"), top + float(one.get("y", 0))
-                color = LIGHT[css[0]]
-                self._axes.add_patch(Rectangle(place, *size, facecolor=color, edgecolor="white", linewidth=0.7))
-            elif one.tag == "line":
-                ends = [top + float(one.get(name, 0)) for name in ("y1", "y2")]
-                self._line((across("x1"), across("x2")), ends, css)
-            elif one.tag == "circle":
-                self._dot(across("cx"), top + float(one.get("cy", 0)), float(one.get("r", 0)), css)
-            elif one.tag == "text":
-                self._label(one, across("x") + float(one.get("dx", 0)), top + float(one.get("y", 0)), css)
-
-    def _label(self, one: ElementTree.Element, x: float, y: float, css: Sequence[str]) -> None:
-        side = {"end": "right", "middle": "center"}.get(one.get("text-anchor", ""), "left")
-        halo = [withStroke(linewidth=3, foreground="white")] if "note" in css else []
-        dark = "note" in css or "strong" in css
-        weight = "bold" if "strong" in css else "normal"
-        self.text(
-            one.text or "", x, y, colour="ink" if dark else "muted", ha=side, weight=weight, path_effects=halo, zorder=5
+def _sweep(axes: Axes, study: Study, one: Sweep) -> None:
+    """A line for each set of further limits; hollow marks do not fit the GPU, the ring is what was chosen."""
+    chosen = study.simulations[study.recommendation.simulation]
+    highest = max([one.value(each) for each in study.simulations]) if one.top is None else one.top
+    axes.axvline(chosen.packing_length, color=LIGHT["accent"], linewidth=9, alpha=0.13)
+    for number, (limits, tried) in enumerate(by_limits(study.simulations).items()):
+        color = LIGHT[f"c{number % 8}"]
+        x = [each.packing_length for each in tried]
+        y = [min(one.value(each), highest) for each in tried]
+        axes.plot(
+            x, y, "--o" if number else "-o", color=color, markersize=4, label=_plain(limits or "no further limits")
         )
-
-    def _line(self, xs: Sequence[float], ys: Sequence[float], css: Sequence[str]) -> None:
-        colour, width, alpha = _LINES.get(css[0], (css[0].replace("s", "c"), 1.8, 1.0))
-        dashes = next((_DASHES[name] for name in css if name in _DASHES), "-")
-        style = {"color": LIGHT[colour], "linewidth": width, "alpha": alpha, "linestyle": dashes}
-        self._axes.add_line(Line2D(xs, ys, solid_capstyle="butt", zorder=1 if css[0] == "grid" else 2, **style))  # type: ignore[arg-type]
-
-    def _dot(self, x: float, y: float, radius: float, css: Sequence[str]) -> None:
-        color = LIGHT[css[1].replace("s", "c")]
-        fill = "none" if "ring" in css else "white" if "hollow" in css else color
-        size = {"markersize": 2 * radius * _POINT, "markeredgewidth": 1.4}
-        self._axes.add_line(Line2D([x], [y], marker="o", color=color, markerfacecolor=fill, zorder=3, **size))  # type: ignore[arg-type]
-
-    def save(self, path: Path) -> None:
-        """Without a version in it: the same study gives the same bytes."""
-        with warnings.catch_warnings():
-            # A name in a script that the font lacks is drawn as boxes, which is not worth a warning.
-            warnings.filterwarnings("ignore", message=".*missing from font.*")
-            FigureCanvasAgg(self._figure).print_png(str(path), metadata={"Software": None})
+        fill = [color if each.fits else "white" for each in tried]
+        axes.scatter(x, y, 16 if number else 36, fill, edgecolors=color, zorder=3)  # equal lines show each other
+        ring = [each is chosen for each in tried]
+        axes.scatter(np.compress(ring, x), np.compress(ring, y), 170, "none", edgecolors=color, zorder=3)
+    if one.limit is not None:
+        axes.axhline(one.limit[0], color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.2)
+        along = axes.get_yaxis_transform()
+        axes.text(0.01, one.limit[0], _plain(one.limit[1]), transform=along, va="bottom", fontsize=8)
+    lengths = sorted({each.packing_length for each in study.simulations})
+    axes.set_xscale("log" if wide(lengths) else "linear")
+    axes.set_xticks(lengths, [count(length) for length in lengths], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_title(f"{one.title}: {_plain(one.unit)}")
+    if one.from_zero:
+        axes.set_ylim(0, 1.08 * max(highest, one.limit[0] if one.limit else 0))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: one.write(y)))
 
 
-def _has_axis(chart: Markup) -> bool:
-    return 'class="axis"' in chart
+def _figure(title: str, study: Study) -> Figure:
+    figure = Figure(figsize=(12, 7), dpi=144, layout="constrained")
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=16, weight="bold")
+    figure.text(0.01, 0.935, _plain(subtitle(study)), fontsize=9, color=LIGHT["muted"])
+    return figure
 
 
-def _subtitle(study: Study) -> str:
+def _saved(figure: Figure, path: Path) -> Figure:
+    """Without a version in it: the same study gives the same bytes."""
+    for axes in figure.axes:
+        axes.set_title(axes.get_title(), loc="left", fontsize=10, weight="bold")
+        axes.set_title("")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(length=0, labelsize=8, labelcolor=LIGHT["muted"])
+        axes.grid(axis="y", color=LIGHT["line"], linewidth=0.8)
+        axes.set_axisbelow(True)
+    with warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes, which is not worth a warning.
+        warnings.filterwarnings("ignore", message=".*missing from font.*")
+        FigureCanvasAgg(figure).print_png(str(path), metadata={"Software": None})
+    return figure
+
+
+def _plain(text: str) -> str:
+    """Dollar signs would start a formula."""
+    return text.replace("$", r"\$")
+
+
+def subtitle(study: Study) -> str:
+    """The study and its recommendation in one line."""
     chosen = study.simulations[study.recommendation.simulation]
     return (
         f"{count(study.dataset.samples)} samples, {large(study.dataset.tokens)} tokens · {shown(study.model, 50)} · "

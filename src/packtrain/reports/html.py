@@ -13,8 +13,7 @@ from markupsafe import Markup
 
 from packtrain import __version__
 from packtrain.core.numbers import count, decimal, formatted, shown
-from packtrain.reports.compared import modality, other_limits, words
-from packtrain.reports.study_content import LONGEST, Content
+from packtrain.reports.study_content import LONGEST, Content, modality, other_limits, words
 from packtrain.reports.svg import DARK, LIGHT
 
 
@@ -38,7 +37,7 @@ def render(template: str, content: Content, *, styles: tuple[str, ...] = ("repor
 
 
 class Numbers:
-    """Shows a number of the content, together with where it stands and its exact value."""
+    """Shows a number of the content, together with its place and its exact value."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -73,7 +72,7 @@ def yaml_lines(text: str) -> list[tuple[bool, str]]:
 
 
 def changes(config: Mapping[str, object], other: Mapping[str, object], path: str = "") -> list[str]:
-    """What another config has differently, one setting a line.
+    """How another config differs, one setting a line.
 
     >>> changes({"data": {"packing_length": 20000, "packing": True}}, {"data": {"packing_length": 8192}})
     ['data.packing_length: 8192', 'data.packing: (left out)']

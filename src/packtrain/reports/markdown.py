@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from packtrain.core.numbers import count, formatted, gib, memory, percent, shown
-from packtrain.reports.compared import (
+from packtrain.reports.recommended import ChecklistItem
+from packtrain.reports.study_content import (
     SIMULATED,
     STATISTICS,
+    Content,
     compared,
     described_columns,
     other_limits,
     padded_name,
     words,
 )
-from packtrain.reports.recommended import ChecklistItem
-from packtrain.reports.study_content import Content
 
 _SPECIAL = "\\`*_[]<|~&$"
 _METHOD = (
@@ -111,7 +111,7 @@ def _statistics(content: Content) -> str:
         [words(name), *(formatted("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS)]
         for name in described_columns(statistics)
     ]
-    return _table("l" + "r" * len(STATISTICS), ["per sample", *(words(of).lower() for of in STATISTICS)], rows)
+    return markdown_table("l" + "r" * len(STATISTICS), ["per sample", *(words(of).lower() for of in STATISTICS)], rows)
 
 
 def _simulations(content: Content) -> str:
@@ -126,7 +126,7 @@ def _simulations(content: Content) -> str:
     rows[best][0] = f"**{rows[best][0]}**"
     bold = "The recommended length" if content["recommendation"]["packing"] else "The best packing"
     said = f"{bold} is bold. Time, speed and memory are predicted."
-    return _document(said, _table("ll" + "r" * len(SIMULATED), titles, rows)).rstrip()
+    return _document(said, markdown_table("ll" + "r" * len(SIMULATED), titles, rows)).rstrip()
 
 
 def _comparison(content: Content) -> str:
@@ -139,7 +139,7 @@ def _comparison(content: Content) -> str:
         for row in group:
             cells = [_field(row.kind, run, row.padded) for run in padded]
             rows.append([row.name, *cells, _field(row.kind, packed, row.packed)])
-    return _table("l" + "r" * (len(head) - 1), head, rows)
+    return markdown_table("l" + "r" * (len(head) - 1), head, rows)
 
 
 def _reasons(content: Content) -> str:
@@ -148,7 +148,7 @@ def _reasons(content: Content) -> str:
     names = ("parameter", *(("baseline",) if known else ()), "packing", "reason")
     head = ["setting", *(["was"] if known else []), "recommended", "because"]
     rows = [[_safe(one[name]) for name in names] for one in reasons]
-    return _table("l" * len(head), head, rows) if rows else ""
+    return markdown_table("l" * len(head), head, rows) if rows else ""
 
 
 def _alternatives(content: Content) -> str:
@@ -177,7 +177,7 @@ def _memory(content: Content) -> str:
     totals = [f"**{gib(other['estimate']['total'])}**{'' if other['fits'] else ' (does not fit)'}" for other in beside]
     share = f"{formatted('percent', estimate['share'])} of the GPU"
     rows.append(["**together**", f"**{gib(estimate['total'])}**", *totals, share])
-    return _document(said, _table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
+    return _document(said, markdown_table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
 
 
 def _vision(report: Content) -> str:
@@ -185,7 +185,9 @@ def _vision(report: Content) -> str:
     rows = [
         [_safe(name), gib(size), gib(report["vision_total"][name])] for name, size in report["vision_layer"].items()
     ]
-    return _table("lrr", ["kept for the backward pass", "one layer", f"all {layers} layers"], rows) if rows else ""
+    return (
+        markdown_table("lrr", ["kept for the backward pass", "one layer", f"all {layers} layers"], rows) if rows else ""
+    )
 
 
 def _savings(report: Content) -> str:
@@ -203,7 +205,7 @@ def _savings(report: Content) -> str:
         for one in report["savings"]
     ]
     head = ["option", "change", "saves", "total after", "fits", "epoch", "samples lost", "costs"]
-    return _table("llrrlrrl", head, rows) if rows else ""
+    return markdown_table("llrrlrrl", head, rows) if rows else ""
 
 
 def _comfortable(content: Content) -> str:
@@ -224,7 +226,7 @@ def _host(host: Content) -> str:
         for name, section in host.items()
         for part in section["parts"]
     ]
-    return _table("llrl", ["where", "for", "size", "because"], rows) if rows else ""
+    return markdown_table("llrl", ["where", "for", "size", "because"], rows) if rows else ""
 
 
 def _field(kind: str, values: Content, name: str | None) -> str:
@@ -239,7 +241,7 @@ def _list(texts: Iterable[str]) -> str:
     return "\n".join(f"- {_safe(text)}" for text in texts)
 
 
-def _table(sides: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(sides: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table whose columns are aligned left or right, a letter for each."""
     rule = ["---:" if side == "r" else "---" for side in sides]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))

@@ -40,7 +40,7 @@ def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> st
 def _remarks(
     config: Mapping[str, Any], base: Mapping[str, Any], reasons: Sequence[Reason]
 ) -> dict[tuple[str, ...], str]:
-    """What is said above a line: the old value of one that was changed, and why it is so."""
+    """The comment above a line: the old value of a changed one, and the reason."""
     why = {reason.parameter: reason.reason for reason in reasons}
     found: dict[tuple[str, ...], str] = {}
     for section, values in config.items():

@@ -2,86 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from markupsafe import Markup
 
-from packtrain.core.numbers import (
-    GIB,
-    count,
-    decimal,
-    elapsed,
-    gib,
-    large,
-    loss,
-    percent,
-    rate,
-    ratio,
-    seconds,
-    shown,
-    tick,
-)
-from packtrain.reports.charts import LegendKey
-from packtrain.reports.curves import Axes, Curve, Dot, Level, curve_chart
+from packtrain.core.numbers import FORMATS, GIB, count, elapsed, gib, loss, shown, tick
+from packtrain.reports.charts import Drawing, LegendKey
+from packtrain.reports.curves import BUCKETS, Axes, Curve, Dot, Level, curve_chart, edges_for, thin
 from packtrain.runs.run_summary import drawn_loss
-from packtrain.runs.run_values import TrainingRun
-from packtrain.runs.thin import BUCKETS, edges_for, thin
+from packtrain.runs.step_metrics import METRICS, Chart
+from packtrain.runs.training_run import TrainingRun
 
 COLOURS = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunChart:
-    """A chart under its title."""
-
-    title: str
-    unit: str
-    svg: Markup
-    keys: tuple[LegendKey, ...] = ()  # of curves that are not those of the runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCharts:
     """Everything that is drawn on the page."""
 
-    loss: RunChart | None
-    loss_by_time: RunChart | None  # only where runs are compared
-    learning: tuple[RunChart, ...]
-    speed: tuple[RunChart, ...]
-    memory: tuple[RunChart, ...]
-    other: tuple[RunChart, ...]  # metrics that have no look of their own
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Look:
-    """What a chart is called and how its numbers are written."""
-
-    title: str
-    unit: str
-    write: Callable[[float], str]
-    tick: Callable[[float], str] | None = None
-    from_zero: bool = True
-    bottom: float | None = None
-    top: float | None = None
-    height: int = 190
+    loss: Drawing | None
+    loss_by_time: Drawing | None  # only where runs are compared
+    learning: tuple[Drawing, ...]
+    speed: tuple[Drawing, ...]
+    memory: tuple[Drawing, ...]
+    other: tuple[Drawing, ...]  # metrics that have no look of their own
 
 
 def draw_runs(runs: Sequence[TrainingRun], labels: Sequence[str]) -> RunCharts:
     """All charts; those of which no run knows a number are left out."""
-    made = _Charts(runs, labels)
-    speed = [made.metric_chart(column, look) for column, look in _SPEED.items()]
-    known = {*_SPEED, *_ELSEWHERE}
-    names = dict.fromkeys(name for run in runs for name in run.steps.columns if name not in known)
-    other = [made.metric_chart(name, _look_of(name)) for name in names]
+    charts = _Charts(runs, labels)
+    drawn: dict[str, list[Drawing | None]] = {"learning": [charts.rate_chart()], "speed": [], "other": []}
+    declared = {one.name: one.chart for one in METRICS.values()}
+    for name in dict.fromkeys(name for run in runs for name in run.steps.columns):
+        # a metric of another version has no chart of its own
+        look = declared.get(name, Chart(title=name.replace("_", " ").capitalize(), unit="by step"))
+        if look is not None:
+            drawn[look.group].append(charts.metric_chart(name, look))
     return RunCharts(
-        loss=made.loss_chart(by_time=False),
-        loss_by_time=made.loss_chart(by_time=True) if len(runs) > 1 else None,
-        learning=_without_none((made.rate_chart(), made.norm_chart())),
-        speed=_without_none(speed),
-        memory=_without_none((made.memory_chart(),)),
-        other=_without_none(other),
+        loss=charts.loss_chart(by_time=False),
+        loss_by_time=charts.loss_chart(by_time=True) if len(runs) > 1 else None,
+        memory=_without_none([charts.memory_chart()]),
+        **{group: _without_none(found) for group, found in drawn.items()},
     )
 
 
@@ -94,7 +56,7 @@ class _Charts:
         self.buckets = BUCKETS * (1 if max(len(run.steps) for run in runs) > BUCKETS else 10)
         self.edges = edges_for(max(_end(run.steps["samples_seen"]) for run in runs), self.buckets)
 
-    def loss_chart(self, *, by_time: bool) -> RunChart | None:
+    def loss_chart(self, *, by_time: bool) -> Drawing | None:
         """Loss over samples, or over the time of training; evaluations are dots."""
         longest = max(_end(run.steps.elapsed) for run in self.runs)
         edges = edges_for(longest, self.buckets) if by_time else self.edges
@@ -111,18 +73,17 @@ class _Charts:
             return None
         over = "training time after warm-up" if by_time else "samples seen"
         unit = f"mean loss of a token, over the {over}; bold: smoothed"
-        look = _Look(
+        look = Chart(
             title=f"Loss over {'time' if by_time else 'samples'}",
             unit=unit + ("; dots: evaluation" if dots else ""),
-            write=loss,
-            tick=_short,
+            format="loss",
             from_zero=False,
             top=_readable_top(curves, 0.9, 10),
-            height=240 if by_time else 320,
         )
-        return self._chart(look, curves, edges=edges, by_time=by_time, dots=dots)
+        height = 240 if by_time else 320
+        return self._chart(look, curves, edges=edges, by_time=by_time, dots=dots, height=height)
 
-    def rate_chart(self) -> RunChart | None:
+    def rate_chart(self) -> Drawing | None:
         """Learning rates: by part for one run, where equal ones are one curve; the first part's for several."""
         curves, one = [], len(self.runs) == 1
         for at, run in enumerate(self.runs):
@@ -137,16 +98,10 @@ class _Charts:
         if not kept:
             return None
         unit = "of each part of the model" if one else "of the first trained part"
-        drawn = self._chart(_Look(title="Learning rate", unit=unit, write=rate), kept)
+        drawn = self._chart(Chart(title="Learning rate", unit=unit, format="rate"), kept)
         return replace(drawn, keys=tuple(LegendKey(css=curve.css, name=curve.name) for curve in kept)) if one else drawn
 
-    def norm_chart(self) -> RunChart | None:
-        """Gradient norms; a few huge ones do not flatten the rest."""
-        curves = self._curves("grad_norm")
-        look = _Look(title="Gradient norm", unit="before clipping", write=loss, tick=_short)
-        return self._chart(_cut(look, curves), curves) if curves else None
-
-    def memory_chart(self) -> RunChart | None:
+    def memory_chart(self) -> Drawing | None:
         """The peak of the fullest GPU, what it has, and what was predicted."""
         curves = [curve for curve in self._curves("memory_bytes", unit=GIB) if curve.points.high.max() > 0]
         if not curves:
@@ -157,19 +112,20 @@ class _Charts:
         levels = [Level(y=limit, name=f"the GPU has {_gib(limit)}")] if limit else []
         if predicted:
             levels.append(Level(y=predicted, name=f"predicted {_gib(predicted)}", css="mark"))
-        look = _Look(title="Peak memory", unit="GiB allocated on the fullest GPU", write=_gib, tick=_short)
+        look = Chart(title="Peak memory", unit="GiB allocated on the fullest GPU", format="gib")
         return self._chart(look, curves, levels=levels)
 
-    def metric_chart(self, column: str, look: _Look) -> RunChart | None:
+    def metric_chart(self, column: str, look: Chart) -> Drawing | None:
         """One column of every run."""
         curves = self._curves(column)
         nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
         if not curves or nothing or (column == "spread" and all(run.about.world == 1 for run in self.runs)):
             return None
-        if column == "step_seconds":
-            predicted = self._curves("predicted_seconds", predicted=True)
+        if look.predicted is not None and (predicted := self._curves(look.predicted, predicted=True)):
             curves += predicted
-            look = _cut(replace(look, unit=look.unit + ("; dotted: predicted" if predicted else "")), curves)
+            look = replace(look, unit=f"{look.unit}; dotted: predicted")
+        if look.cut and (top := _readable_top(curves, 0.98, 4)) is not None:
+            look = replace(look, top=top, unit=f"{look.unit}; at the upper edge: more than shown")
         return self._chart(look, curves)
 
     def _curves(self, column: str, *, predicted: bool = False, unit: float = 1.0) -> list[Curve]:
@@ -186,59 +142,56 @@ class _Charts:
     def _evaluations(self, at: int, x: np.ndarray) -> list[Dot]:
         steps, dots = self.runs[at].steps, []
         for one in self.runs[at].evaluations:
-            if np.isfinite(one.loss):
+            if np.isfinite(one.eval_loss):
                 place = float(np.interp(one.step, steps["step"], x))
                 of = f"{self._name(at)}: " if self._name(at) else ""
-                tip = f"{of}loss {loss(one.loss)} in the evaluation after step {one.step:,}"
-                dots.append(Dot(x=place, y=one.loss, css=line_css(at), tip=tip))
+                tip = f"{of}loss {loss(one.eval_loss)} in the evaluation after step {one.step:,}"
+                dots.append(Dot(x=place, y=one.eval_loss, css=line_css(at), tip=tip))
         return dots
 
     def _chart(
         self,
-        look: _Look,
+        look: Chart,
         curves: Sequence[Curve],
         *,
+        height: int = 190,
         edges: np.ndarray | None = None,
         by_time: bool = False,
         dots: Sequence[Dot] = (),
         levels: Sequence[Level] = (),
-    ) -> RunChart:
+    ) -> Drawing:
         ends = [(curve.name, float((curve.trend or curve.points).mean[-1])) for curve in curves]
-        said = "; ".join(f"{name or 'it'} ends at {look.write(end)}" for name, end in ends)
+        write = _gib if look.format == "gib" else FORMATS[look.format]
+        said = "; ".join(f"{name or 'it'} ends at {write(end)}" for name, end in ends)
         edges = self.edges if edges is None else edges
         unit, word = _time_unit(float(edges[-1])) if by_time else (1.0, "samples seen")
         axes = Axes(
             label=f"{look.title}: {look.unit}; {said}",
             edges=edges,
-            write=look.write,
+            write=write,
             write_x=elapsed if by_time else lambda x: f"{count(x)} samples",
             tick_x=(lambda x: f"{x / unit:g}") if by_time else _count_tick,
             title_x=word,
             unit_x=unit,
-            tick=look.tick,
+            tick=_TICKS.get(look.format, _short),
             from_zero=look.from_zero,
             bottom=look.bottom,
             top=look.top,
-            height=look.height,
+            height=height,
         )
-        return RunChart(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
+        return Drawing(title=look.title, unit=look.unit, svg=curve_chart(curves, axes, dots, levels))
 
     def _name(self, at: int) -> str:
         return self.labels[at] if len(self.runs) > 1 else ""
 
 
-def _without_none(charts: Sequence[RunChart | None]) -> tuple[RunChart, ...]:
+def _without_none(charts: Sequence[Drawing | None]) -> tuple[Drawing, ...]:
     return tuple(chart for chart in charts if chart is not None)
 
 
 def line_css(at: int) -> str:
     """The line of a run: colours alone do not tell them apart, and a solid one would hide another that it equals."""
     return f"s{at % COLOURS}" + (f" dash{at % 4}" if at % 4 else "")
-
-
-def _look_of(column: str) -> _Look:
-    """How a metric is shown that nothing else is known of."""
-    return _Look(title=column.replace("_", " ").capitalize(), unit="by step", write=decimal, tick=_short)
 
 
 def _end(x: np.ndarray) -> float:
@@ -249,12 +202,6 @@ def _end(x: np.ndarray) -> float:
 def _top(values: np.ndarray) -> float:
     good = values[np.isfinite(values)]
     return float(good.max()) if len(good) else 0.0
-
-
-def _cut(look: _Look, curves: Sequence[Curve]) -> _Look:
-    """End the scale early where few values are far larger than the others, and say so."""
-    top = _readable_top(curves, 0.98, 4)
-    return look if top is None else replace(look, top=top, unit=f"{look.unit}; at the upper edge: more than shown")
 
 
 def _readable_top(curves: Sequence[Curve], share: float, factor: float) -> float | None:
@@ -275,6 +222,7 @@ def _percent_tick(share: float) -> str:
 
 
 def _gib(size: float) -> str:
+    """A number that is drawn in GiB, so that ticks are round."""
     return gib(size * GIB)
 
 
@@ -288,46 +236,11 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return next(((size, name) for size, name in units if seconds >= 3 * size), units[-1])
 
 
-# Metrics that are no charts of their own: counts, and what other charts, tables or the page's axes show.
-_ELSEWHERE = frozenset(
-    (
-        *(
-            "step",
-            "epoch",
-            "loss",
-            "grad_norm",
-            "batches",
-            "samples",
-            "tokens",
-            "supervised_tokens",
-            "images",
-            "patches",
-        ),
-        *("videos", "frames", "perf/global_seq_len_min", "perf/global_seq_len_max", "samples_per_second"),
-        *("images_per_second", "patches_per_second", "data_wait_seconds", "work_spread", "flops", "memory_bytes"),
-        *("memory_limit", "samples_seen", "tokens_seen", "predicted_seconds", "predicted_memory_bytes"),
-    )
-)
-_SPEED = {
-    "tokens_per_second": _Look(title="Speed", unit="real tokens per second, over all ranks", write=large, tick=tick),
-    "padding_share": _Look(
-        title="Padding", unit="share of computed positions that are padding", write=percent, tick=_percent_tick
-    ),
-    "fill": _Look(
-        title="Fill",
-        unit="real tokens as a share of what the packs could hold",
-        write=percent,
-        tick=_percent_tick,
-        from_zero=False,
-        top=1.0,
-    ),
-    "step_seconds": _Look(title="Step time", unit="of the slowest rank", write=seconds),
-    "data_wait_share": _Look(
-        title="Waiting for data", unit="share of a step's time", write=percent, tick=_percent_tick
-    ),
-    "mfu": _Look(title="MFU", unit="MFU: language, vision and attention FLOPs", write=percent, tick=_percent_tick),
-    "spread": _Look(
-        title="Equal work", unit="slowest rank / mean of ranks; 1 is ideal", write=ratio, tick=_short, bottom=1.0
-    ),
-    "perf/global_seq_len_avg": _Look(title="Tokens per micro-batch", unit="real tokens, mean", write=count, tick=tick),
+# How numbers of a format are written at an axis, where that is not as short as it gets.
+_TICKS = {
+    "large": tick,
+    "count": tick,
+    "percent": _percent_tick,
+    "seconds": FORMATS["seconds"],
+    "rate": FORMATS["rate"],
 }

@@ -10,12 +10,12 @@ from packtrain.core.numbers import count, counted, large, percent, rate, shown
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.html import changes, setting
 from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, start_of, too_few, why_apart
-from packtrain.reports.study_content import LONGEST, Content, json_value
+from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
 from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
-from packtrain.runs.run_values import About, Scalar, TrainingRun
+from packtrain.runs.training_run import About, Scalar, TrainingRun
 
-SHOWN_WARNINGS, SHOWN_REASONS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 24, 60, 24, 40
-_PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which losses stand in a table
+SHOWN_WARNINGS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 60, 24, 40
+_PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which the table has losses
 MOST_RUNS = 8  # as many as there are colours
 # Settings of a config that a loss does not depend on, or of which the page says it in words of their own.
 _NO_CAUSE = frozenset(
@@ -36,7 +36,7 @@ Derived = Mapping[str, Scalar]
 
 
 def runs_content(runs: Sequence[TrainingRun]) -> Content:
-    """Everything that the page shows, beside the curves."""
+    """Everything that the page shows except the curves."""
     labels, both = labels_of(runs), compare_runs(runs)
     summaries = [summarise_run(run, both.window if both is not None else None) for run in runs]
     return {
@@ -55,10 +55,6 @@ def runs_content(runs: Sequence[TrainingRun]) -> Content:
 
 def _run(run: TrainingRun) -> Content:
     about = run.about
-    reasons = sorted(run.ledger.items(), key=lambda item: (-item[1], item[0]))
-    kept = {shown(reason, 120): number for reason, number in reasons[:SHOWN_REASONS]}
-    if len(reasons) > SHOWN_REASONS:
-        kept[f"{len(reasons) - SHOWN_REASONS:,} other reasons"] = sum(number for _, number in reasons[SHOWN_REASONS:])
     return {
         "folder": shown(run.folder, LONGEST),
         "name": shown(run.name, 80),
@@ -76,7 +72,7 @@ def _run(run: TrainingRun) -> Content:
             for one in run.warnings[-SHOWN_WARNINGS:]
         ],
         "earlier_warnings": max(0, len(run.warnings) - SHOWN_WARNINGS),
-        "ledger": kept,
+        "ledger": most_frequent(run.ledger),
         "left_out": sum(run.ledger.values()),
         "notes": [shown(note, LONGEST) for note in (*run.notes, *about.said[:SHOWN_NOTES])],
     }
@@ -109,7 +105,7 @@ def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
 
 
 def _config(run: TrainingRun) -> Mapping[str, object]:
-    """What run.yaml says; nothing where it is no config."""
+    """The content of run.yaml; empty where it is not a config."""
     try:
         found = load_yaml(run.config)
     except ValueError:
@@ -118,7 +114,7 @@ def _config(run: TrainingRun) -> Mapping[str, object]:
 
 
 def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
-    """What run.json says, one line for each setting with the values of all runs."""
+    """run.json, one line for each setting with the values of all runs."""
     own = [_own(run.about) for run in runs]
     derived = [{name: value for name, value in run.about.derived.items() if name not in own[0]} for run in runs]
     groups = (
@@ -131,7 +127,7 @@ def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
 
 
 def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
-    """What at least one run says; the names of the first one's order."""
+    """Settings that at least one run has, in the order of the first."""
     said = [name for one in values for name, value in one.items() if value not in (None, "")]
     names = list(dict.fromkeys(said))[:SHOWN_SETTINGS]
     rows = [(shown(name, 80), [_short(one.get(name)) for one in values]) for name in names]

@@ -13,12 +13,12 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import formatted, gib, shown
 from packtrain.reports.charts import BarSpan, share_bar, stacked_bar
 from packtrain.reports.html import render, yaml_lines
+from packtrain.reports.markdown import markdown_table
 from packtrain.reports.run_charts import RunCharts, draw_runs, line_css
 from packtrain.reports.run_content import MOST_RUNS, runs_content
 from packtrain.reports.run_words import labels_of
 from packtrain.reports.study_content import Content
-from packtrain.runs.read import read_run
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun, read_run
 
 PAGE = "report.html"
 _LINE = 2000  # characters of a line of the config
@@ -121,14 +121,14 @@ def markdown_of(content: Content) -> str:
     head = ["", *labels] if len(labels) > 1 else ["", "value"]
     lines = [[row.name, *(cell(content, row, at) for at in range(len(labels)))] for row in compared_rows(content)]
     lines += [[row["name"], *row["values"]] for row in content["setup"] if row["differ"] or len(labels) == 1]
-    table = [head, ["---"] * len(head), *lines]
-    rows = ["| " + " | ".join(str(value).replace("|", "\\|") for value in line) + " |" for line in table]
-    text = "\n".join([f"**{content['headline']}**", "", content["lead"], *ends, "", *rows, ""])
+    cells = [[str(value).replace("|", "\\|") for value in line] for line in (head, *lines)]
+    table = markdown_table("l" * len(head), cells[0], cells[1:])
+    text = "\n".join([f"**{content['headline']}**", "", content["lead"], *ends, "", table, ""])
     return text.translate(dict.fromkeys((0x2068, 0x2069)))
 
 
 def cell(content: Content, row: RunRow, at: int) -> str:
-    """What a run has in a line."""
+    """The value of a run in a row."""
     where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
     return formatted(row.kind, where[row.key])
 

@@ -1,4 +1,4 @@
-"""What a page says of a run, and of several beside each other, in plain sentences."""
+"""Runs in plain sentences: one, or several compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from packtrain.core.numbers import count, counted, decimal, elapsed, isolated, large, loss, percent, shown, times
 from packtrain.runs.run_summary import FEWEST, Comparison, Summary
-from packtrain.runs.run_values import TrainingRun
+from packtrain.runs.training_run import TrainingRun
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
 _FASTER = 1.05
@@ -51,16 +51,16 @@ def headline(
 def lead(
     runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
 ) -> str:
-    """What happened, in two or three sentences."""
+    """The run in two or three sentences."""
     if both is not None:
         return " ".join(_compared_lead(summaries, labels, both))
     return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}{_falling(runs[0], summaries[0])}"
 
 
 def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
-    """What makes the losses of runs comparable, and why they may differ all the same.
+    """Why the losses of runs can be compared, and why they may still differ.
 
-    `others`: settings that differ and that a loss depends on, beside model, kernels and what shares a step.
+    `others`: settings that differ and affect the loss, apart from model, kernels and the samples of a step.
     """
     kernels = [run.about.derived.get("attn_implementation") for run in runs]
     named = _listed(
@@ -127,7 +127,7 @@ def start_of(run: TrainingRun) -> str:
 
 
 def ended(run: TrainingRun) -> str:
-    """How the run ended, or where it stands."""
+    """How the run ended, or how far it is."""
     step, steps = run.about.outcome.get("step"), run.about.outcome.get("steps")
     step = max(len(run.steps), step if isinstance(step, int) else 0)
     where = f"step {count(step)} of {count(steps)}" if isinstance(steps, int) and steps else f"step {count(step)}"

@@ -1,21 +1,22 @@
-"""The numbers of a study as JSON: computed once here, divided among the files, shown by figures and page."""
+"""The numbers of a study as JSON, computed once here, and the words for them: what files, figures and page share."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from packtrain.core.numbers import shown
-from packtrain.planning.choice import dropped_share
+from packtrain.core.numbers import count, shown
 from packtrain.planning.study_values import Group, PaddedRun, Simulation, Study
 
 Content = dict[str, Any]  # JSON: what is written, embedded and looked up by path
 SHOWN_SOURCES, SHOWN_REASONS, SHOWN_IDS = 12, 24, 12  # on the page; files have all
-LONGEST = 600  # characters of a sentence; only a name that is none makes one longer
+LONGEST = 600  # characters of a sentence; only a hostile name makes one longer
 
 
 def json_value(value: Any) -> Any:
@@ -82,14 +83,14 @@ def page_content(content: Content) -> Content:
             "by_source": _largest(dataset["by_source"]),
             "more_sources": _rest(dataset["by_source"]),
             "by_modality": [_short(group) for group in dataset["by_modality"]],
-            "measured_ledger": _most(dataset["measured_ledger"]),
+            "measured_ledger": most_frequent(dataset["measured_ledger"]),
         },
         "memory": {
             **memory,
             "worst_samples": [shown(name, 60) for name in ids[:SHOWN_IDS]],
             "more_samples": max(0, len(ids) - SHOWN_IDS),
         },
-        "ledger": _most(content["ledger"]),
+        "ledger": most_frequent(content["ledger"]),
     }
     return {name: _readable(part) for name, part in pruned.items()}
 
@@ -158,7 +159,7 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
 
 
 def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
-    """Speeds and sizes of a padded run, so that it can stand beside a packed one."""
+    """Speeds and sizes of a padded run, as a packed one has them."""
     known = run.seconds > 0
     return {
         "tokens_per_second": json_value(run.tokens_per_second) if known else None,
@@ -175,7 +176,7 @@ def _simulated(one: Simulation, epochs: int) -> Content:
         "real_tokens": real,
         "unused_tokens": capacity - real,
         "unused": json_value(1 - one.fill),
-        "dropped_share": json_value(dropped_share(one)),
+        "dropped_share": json_value(one.dropped_share),
         **_over_time(one, one.samples_packed, real, epochs),
     }
 
@@ -229,13 +230,169 @@ def _rest(groups: list[Content]) -> Content:
     }
 
 
-def _most(ledger: Mapping[str, int]) -> dict[str, int]:
+def most_frequent(ledger: Mapping[str, int]) -> dict[str, int]:
     """The most frequent reasons; the others under one name, so that the sum stays."""
     ordered = sorted(ledger.items(), key=lambda item: (-item[1], item[0]))
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for reason, number in ordered[:SHOWN_REASONS]:
-        found[shown(reason, 120)] = found.get(shown(reason, 120), 0) + number
-    rest = ordered[SHOWN_REASONS:]
-    if rest:
+        found[shown(reason, 120)] += number
+    if rest := ordered[SHOWN_REASONS:]:
         found[f"{len(rest):,} other reasons"] = sum(number for _, number in rest)
-    return found
+    return dict(found)
+
+
+# ---- which numbers are shown side by side, and under which words: on the page, in Markdown and in figures
+
+COLUMNS = (
+    *("tokens", "text_tokens", "vision_tokens", "image_tokens", "video_tokens", "audio_tokens", "supervised_tokens"),
+    *("images", "tiles", "videos", "frames", "patches", "objects"),
+)
+STATISTICS = ("mean", "median", "std", "min", "max", "p95", "p99", "total")
+_WORDS = {
+    "p95": "95th percentile",
+    "p99": "99th percentile",
+    "std": "Std. deviation",
+    "min": "Smallest",
+    "max": "Largest",
+    "frames": "Video frames",
+    "patches": "Vision patches",
+    "vision_tokens": "Media tokens",
+    "attention": "Attention work",
+    "by_length": "By length",
+    "random": "Random order",
+}
+
+_MODALITIES = {
+    "text": "Text only",
+    "image": "One image",
+    "images": "Several images",
+    "video": "Video",
+    "mixed": "Images and video",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One number of every simulation: its title, format and field, and a share in brackets after it."""
+
+    title: str
+    kind: str
+    name: str
+    share: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedRow:
+    """One line of padding versus packing: a format, and the field of a padded run and of a simulation."""
+
+    name: str
+    kind: str
+    padded: str | None
+    packed: str | None
+
+
+SIMULATED = (
+    Column(title="Packs", kind="count", name="packs"),
+    Column(title="Of the bound", kind="percent", name="of_bound"),
+    Column(title="Fill", kind="percent", name="fill"),
+    Column(title="Samples packed", kind="count", name="samples_packed"),
+    Column(title="Dropped", kind="count", name="samples_dropped", share="dropped_share"),
+    Column(title="Packs per step", kind="count", name="packs_per_step"),
+    Column(title="Samples per step", kind="decimal", name="samples_per_step"),
+    Column(title="GPUs idle", kind="percent", name="idle"),
+    Column(title="Steps", kind="count", name="steps"),
+    Column(title="Memory", kind="gib", name="memory_bytes"),
+    Column(title="Fits", kind="fits", name="fits"),
+    Column(title="Epoch", kind="duration", name="seconds"),
+    Column(title="Real tokens/s", kind="count", name="tokens_per_second"),
+    Column(title="Speed-up", kind="times", name="speedup"),
+)
+_ONE_EPOCH = (
+    ComparedRow(name="Micro-batches (batches or packs)", kind="count", padded="batches", packed="packs"),
+    ComparedRow(name="Optimizer steps", kind="count", padded="steps", packed="steps"),
+    ComparedRow(name="Samples per step", kind="decimal", padded="samples_per_step", packed="samples_per_step"),
+    ComparedRow(name="Samples trained on", kind="count", padded="samples", packed="samples_packed"),
+    ComparedRow(name="Samples dropped", kind="count", padded="dropped", packed="samples_dropped"),
+    ComparedRow(name="Real tokens", kind="count", padded="real_tokens", packed="real_tokens"),
+    ComparedRow(name="Waste", kind="percent", padded="waste", packed="unused"),
+    ComparedRow(name="Time, predicted", kind="duration", padded="seconds", packed="seconds"),
+)
+_ALL_EPOCHS = (
+    ComparedRow(name="Optimizer steps", kind="count", padded="total_steps", packed="total_steps"),
+    ComparedRow(name="Samples", kind="count", padded="total_samples", packed="total_samples"),
+    ComparedRow(name="Real tokens", kind="count", padded="total_tokens", packed="total_tokens"),
+    ComparedRow(name="Time, predicted", kind="duration", padded="total_seconds", packed="total_seconds"),
+)
+_EXPECTED = (
+    ComparedRow(name="Samples per second", kind="decimal", padded="samples_per_second", packed="samples_per_second"),
+    ComparedRow(name="Real tokens per second", kind="count", padded="tokens_per_second", packed="tokens_per_second"),
+    ComparedRow(name="Step time", kind="seconds", padded="seconds_per_step", packed="seconds_per_step"),
+    ComparedRow(name="Speedup over the first column", kind="times", padded="speedup", packed="speedup"),
+    ComparedRow(name="Peak memory of a GPU", kind="gib", padded="memory_bytes", packed="memory_bytes"),
+    ComparedRow(name="Fits the GPU", kind="fits", padded="fits", packed="fits"),
+)
+
+
+def compared(epochs: int) -> tuple[tuple[str, tuple[ComparedRow, ...]], ...]:
+    """Padding and packing side by side: what an epoch is, what all of them are, and what a run should show."""
+    whole = ((f"All {epochs} epochs", _ALL_EPOCHS),) if epochs > 1 else ()
+    return ("One epoch", _ONE_EPOCH), *whole, ("What you should see", _EXPECTED)
+
+
+def described_columns(statistics: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Columns that have numbers, the usual ones first; media tokens only where they are of several kinds.
+
+    >>> described_columns({"tokens": {"max": 9, "total": 9}, "video_tokens": {"max": 0}, "images": {}})
+    ['tokens']
+    """
+    names = [*COLUMNS, *(name for name in statistics if name not in COLUMNS)]
+    totals = {name: values.get("total") for name, values in statistics.items()}
+    one_kind = totals.get("vision_tokens") in (totals.get("image_tokens"), totals.get("video_tokens"))
+    return [
+        name for name in names if statistics.get(name, {}).get("max") and not (name == "vision_tokens" and one_kind)
+    ]
+
+
+def padded_name(order: str, batch_size: int, kernels: str = "own") -> str:
+    """A padded run in words.
+
+    >>> padded_name("by_length", 4, "packs")
+    'Padded, by length, 4 per batch, kernels of packs'
+    """
+    same = ", kernels of packs" if kernels == "packs" else ""
+    return f"Padded, {words(order).lower()}, {count(batch_size)} per batch{same}"
+
+
+def words(name: str) -> str:
+    """A field's name as people say it.
+
+    >>> words("supervised_tokens"), words("p95")
+    ('Supervised tokens', '95th percentile')
+    """
+    return _WORDS.get(name) or name.replace("_", " ").capitalize()
+
+
+def modality(name: str) -> str:
+    """A modality in words.
+
+    >>> modality("image"), modality("text")
+    ('One image', 'Text only')
+    """
+    return _MODALITIES.get(name) or shown(name, 60)
+
+
+def by_limits(simulations: Sequence[Simulation]) -> dict[str, list[Simulation]]:
+    """The packings by their further limits, each list by length: a line of a chart each."""
+    lines: dict[str, list[Simulation]] = {}
+    for one in simulations:
+        lines.setdefault(other_limits(dict(sorted(one.limits.items()))), []).append(one)
+    return {limits: sorted(tried, key=lambda one: one.packing_length) for limits, tried in lines.items()}
+
+
+def other_limits(limits: Mapping[str, int]) -> str:
+    """Further limits of a packing; empty where there are none.
+
+    >>> other_limits({"max_images_per_pack": 8}), other_limits({})
+    ('max_images_per_pack 8', '')
+    """
+    return ", ".join(f"{name} {count(value)}" for name, value in limits.items())

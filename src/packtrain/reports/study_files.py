@@ -1,19 +1,24 @@
-"""The files of a study: rendered completely beside their places, then moved there, so that none is ever a part."""
+"""The files of a study: all rendered first, then moved to their places, so that none is ever incomplete."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.planning.study_values import Study
 from packtrain.reports.markdown import comparison_text, memory_text, summary_text
 from packtrain.reports.recommended import checklist, config_text
-from packtrain.reports.samples import SampleTable, write_samples
 from packtrain.reports.study_content import files_content, study_content
 from packtrain.reports.study_page import render_page
 
@@ -37,7 +42,7 @@ FILES = (
 )
 
 
-def write_study(study: Study, samples: SampleTable, out: Path, *, overwrite: bool = False) -> dict[str, Path]:
+def write_study(study: Study, samples: Iterable[SampleChunk], out: Path, *, overwrite: bool = False) -> dict[str, Path]:
     """Write every rendering of a study into a folder, and say where each is.
 
     An earlier study there is replaced when everything has been rendered. A folder that holds anything else is refused
@@ -62,7 +67,7 @@ def check_place(out: Path, *, overwrite: bool = False) -> None:
         _refuse_others(out)
 
 
-def _render(study: Study, samples: SampleTable, stage: Path, out: Path) -> None:
+def _render(study: Study, samples: Iterable[SampleChunk], stage: Path, out: Path) -> None:
     # matplotlib takes half a second to import: only who draws pays for it.
     from packtrain.reports.figures import draw_distribution, draw_efficiency
 
@@ -70,7 +75,7 @@ def _render(study: Study, samples: SampleTable, stage: Path, out: Path) -> None:
     for name, part in files_content(content).items():
         write_json(stage / name, KINDS[name], VERSION, part)
     with atomic_path(stage / "sample_stats.jsonl") as path:
-        lines = write_samples(path, samples.chunks())
+        lines = write_samples(path, samples)
     if lines != study.dataset.samples:
         raise ArtifactError(
             "sample_stats.jsonl", got=f"{lines:,} samples", expected=f"the study's {study.dataset.samples:,} samples"
@@ -138,3 +143,85 @@ def _is_study(out: Path, names: list[str]) -> bool:
     except ArtifactError:
         return False
     return next(iter(KINDS)) in names
+
+
+# ---- sample_stats.jsonl, written from chunks of columns: a dataset may have 100 million samples
+
+NUMBERS = (
+    *("tokens", "text_tokens", "image_tokens", "video_tokens", "images", "frames", "objects", "patches"),
+    "supervised_tokens",
+)
+_ENCODE = json.JSONEncoder(ensure_ascii=False).encode
+_ESCAPE = json.JSONEncoder(ensure_ascii=True).encode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampleChunk:
+    """Some samples in dataset order, column by column, all of one length."""
+
+    id: Sequence[str]
+    source: Sequence[str]
+    tokens: np.ndarray
+    text_tokens: np.ndarray
+    image_tokens: np.ndarray
+    video_tokens: np.ndarray
+    images: np.ndarray
+    frames: np.ndarray
+    objects: np.ndarray
+    patches: np.ndarray
+    supervised_tokens: np.ndarray
+    pack: np.ndarray  # number of the first pack that holds the sample in the recommended packing, or -1
+    why: Mapping[int, str] = field(default_factory=dict)  # position in the chunk -> why it is in no pack
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in ("id", "source", *NUMBERS, "pack")}
+        assert len(set(lengths.values())) == 1, f"columns of different lengths: {lengths}"
+        missing = np.flatnonzero(np.asarray(self.pack) < 0)
+        assert set(missing.tolist()) == set(self.why), "every sample in no pack has a reason, and no other has one"
+
+
+def write_samples(path: Path, chunks: Iterable[SampleChunk]) -> int:
+    """Write the lines and return how many there are. The caller makes the file appear whole."""
+    lines = 0
+    with path.open("wb") as file:
+        for chunk in chunks:
+            for start in range(0, len(chunk.id), _ROWS):
+                file.write(_lines(chunk, start, min(start + _ROWS, len(chunk.id))))
+            lines += len(chunk.id)
+    return lines
+
+
+_ROWS = 1 << 16  # formatted at once: some 20 MB of text, and offsets stay in 32 bits even for long names
+
+
+def _lines(chunk: SampleChunk, start: int, stop: int) -> pa.Buffer:
+    """Lines as one buffer. Only names go through Python; numbers are formatted and joined by column."""
+    known: dict[str, bytes] = {}
+    sources = [known.get(name) or known.setdefault(name, _string(name)) for name in chunk.source[start:stop]]
+    packs = np.asarray(chunk.pack[start:stop])
+    why = [b""] * (stop - start)
+    for position in np.flatnonzero(packs < 0).tolist():
+        why[position] = b', "why": ' + _string(chunk.why[start + position])
+    pieces: list[object] = [
+        b'{"id": ',
+        pa.array([_string(name) for name in chunk.id[start:stop]], pa.large_binary()),
+        b', "source": ',
+        pa.array(sources, pa.large_binary()),
+    ]
+    for name in NUMBERS:
+        pieces += [f', "{name}": '.encode(), _digits(getattr(chunk, name)[start:stop])]
+    pack = pc.fill_null(_digits(packs, packs < 0), pa.scalar(b"null", pa.large_binary()))
+    pieces += [b', "pack": ', pack, pa.array(why, pa.large_binary()), b"}\n"]
+    pieces = [pa.scalar(piece, pa.large_binary()) if isinstance(piece, bytes) else piece for piece in pieces]
+    lines = pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))
+    return lines.buffers()[2] or pa.py_buffer(b"")
+
+
+def _digits(values: np.ndarray, mask: np.ndarray | None = None) -> pa.Array:
+    whole = pa.array(np.asarray(values).astype(np.int64, copy=False), mask=mask)
+    return whole.cast(pa.large_string()).cast(pa.large_binary())
+
+
+def _string(text: str) -> bytes:
+    # Not only line ends of JSON: some readers end lines at U+2028 as well, and half a surrogate pair is no UTF-8.
+    return (_ENCODE if text.isprintable() else _ESCAPE)(text).encode()

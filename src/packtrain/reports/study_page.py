@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
@@ -14,7 +13,7 @@ from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
     MOST_PACKS,
     BarSpan,
-    LegendKey,
+    Drawing,
     Line,
     Point,
     balance_chart,
@@ -26,19 +25,22 @@ from packtrain.reports.charts import (
     source_colours,
     stacked_bar,
 )
-from packtrain.reports.compared import (
-    SIMULATED,
-    STATISTICS,
-    compared,
-    described_columns,
-    limit_sets,
-    other_limits,
-    padded_name,
-    words,
-)
 from packtrain.reports.html import changes, render, yaml_lines
 from packtrain.reports.recommended import ChecklistItem
-from packtrain.reports.study_content import Content, headline_memory, page_content, sources_by_size
+from packtrain.reports.study_content import (
+    SIMULATED,
+    STATISTICS,
+    Content,
+    by_limits,
+    compared,
+    described_columns,
+    headline_memory,
+    other_limits,
+    padded_name,
+    page_content,
+    sources_by_size,
+    words,
+)
 
 _SECTIONS = (
     *(("data", "Data"), ("sweep", "Sweep"), ("config", "Config"), ("padding", "Padding"), ("memory", "Memory")),
@@ -53,41 +55,6 @@ _PARTS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Titled:
-    """A chart under its title."""
-
-    title: str
-    unit: str
-    svg: Markup
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Named:
-    """A bar with its name."""
-
-    name: str
-    svg: Markup
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Charts:
-    """Everything that is drawn on the page."""
-
-    histograms: tuple[Titled, ...]
-    several: bool  # more than one simulation: a line can be drawn
-    limited: bool  # some have further limits
-    lines: tuple[str, ...]  # names of the sweep's lines
-    sweep: tuple[Titled, ...]
-    waste: tuple[Named, ...]
-    memory_small: Markup
-    memory: tuple[Named, ...]
-    balance: Markup
-    packs: Markup | None
-    packs_keys: tuple[LegendKey, ...]
-    packs_drawn: int
-
-
 def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[ChecklistItem] = ()) -> str:
     """The page. `yaml` is the text of recommended.yaml."""
     shown_content, advice = page_content(content), content["recommendation"]
@@ -97,7 +64,7 @@ def render_page(study: Study, content: Content, yaml: str, tasks: Sequence[Check
         shown_content,
         headline=_headline(study),
         sections=[section for section in _SECTIONS if _has(study, section[0])],
-        charts=draw(study, colours),
+        charts=_charts(study, colours),
         tags=_tags(study),
         changes=[changes(advice["config"], other["config"]) for other in advice["alternatives"]],
         columns=described_columns(shown_content["dataset"]["statistics"]),
@@ -140,24 +107,24 @@ def _tags(study: Study) -> dict[int, list[tuple[str, bool]]]:
 # ---- charts
 
 
-def draw(study: Study, colours: Mapping[str, str]) -> Charts:
-    """All charts of a study."""
+def _charts(study: Study, colours: Mapping[str, str]) -> dict[str, object]:
+    """Everything that is drawn, by its name in the template."""
     chosen = study.simulations[study.recommendation.simulation]
     picture = study.picture[:MOST_PACKS]
-    return Charts(
-        histograms=_histograms(study),
-        several=len({one.packing_length for one in study.simulations}) > 1,
-        limited=any(one.limits for one in study.simulations),
-        lines=sweep_names(study),
-        sweep=sweep_charts(study),
-        waste=_waste(study.padded, chosen),
-        memory_small=_used(study),
-        memory=_memory(study),
-        balance=balance_chart(study.balance),
-        packs=packs_picture(picture, chosen.packing_length, colours) if picture else None,
-        packs_keys=picture_keys(picture, colours),
-        packs_drawn=len(picture),
-    )
+    return {
+        "histograms": _histograms(study),
+        "several": len({one.packing_length for one in study.simulations}) > 1,  # a line can be drawn
+        "limited": any(one.limits for one in study.simulations),
+        "lines": [limits or "no further limits" for limits in by_limits(study.simulations)],
+        "sweep": sweep_charts(study),
+        "waste": _waste(study.padded, chosen),
+        "memory_small": _used(study),
+        "memory": _memory(study),
+        "balance": balance_chart(study.balance),
+        "packs": packs_picture(picture, chosen.packing_length, colours) if picture else None,
+        "packs_keys": picture_keys(picture, colours),
+        "packs_drawn": len(picture),
+    }
 
 
 def part_css(parts: Sequence[Part]) -> dict[str, str]:
@@ -167,93 +134,120 @@ def part_css(parts: Sequence[Part]) -> dict[str, str]:
     }
 
 
-def _histograms(study: Study) -> tuple[Titled, ...]:
+def _histograms(study: Study) -> tuple[Drawing, ...]:
     """Numbers that are the same for all samples are left to the table."""
     several = [
         name
         for name, histogram in study.dataset.histograms.items()
         if name == "tokens" or sum(number > 0 for number in histogram.counts) > 1
     ]
-    return tuple(histogram_of(study, name) for name in several)
+    return tuple(_histogram(study, name) for name in several)
 
 
-def histogram_of(study: Study, name: str, *, height: int = 190, every_mark: bool = False) -> Titled:
-    """The histogram of one number of the samples, with lines at its usual and its large values."""
-    histogram = study.dataset.histograms[name]
-    statistics = histogram.without_zeros or study.dataset.statistics.get(name, {})
-    marks = [("median", "median"), ("95 %", "p95"), *([("mean", "mean"), ("99 %", "p99")] if every_mark else [])]
+def _histogram(study: Study, name: str) -> Drawing:
+    histogram, marks = study.dataset.histograms[name], histogram_marks(study, name)
+    labels = {f"{word} {decimal(value)}": value for word, value in marks.items()}
+    svg = histogram_chart(histogram, name=words(name).lower(), marks=labels)
+    return Drawing(title=histogram_title(study, name), unit="samples", svg=svg)
+
+
+def histogram_title(study: Study, name: str) -> str:
+    """The title of a histogram."""
+    return f"{words(name)} per sample{' that has any' if study.dataset.histograms[name].without_zeros else ''}"
+
+
+def histogram_marks(study: Study, name: str, *, all_of_them: bool = False) -> dict[str, float]:
+    """The usual and the large values of a number, in their order."""
+    statistics = study.dataset.histograms[name].without_zeros or study.dataset.statistics.get(name, {})
+    marks = [("median", "median"), ("95 %", "p95"), *([("mean", "mean"), ("99 %", "p99")] if all_of_them else [])]
     values = sorted((statistics[key], word) for word, key in marks if key in statistics)
-    svg = histogram_chart(
-        histogram,
-        name=words(name).lower(),
-        marks={f"{word} {decimal(value)}": value for value, word in values},
-        height=height,
-    )
-    title = f"{words(name)} per sample{' that has any' if histogram.without_zeros else ''}"
-    return Titled(title=title, unit="samples", svg=svg)
+    return {word: value for value, word in values}
 
 
-def sweep_names(study: Study) -> tuple[str, ...]:
-    """The lines of the sweep by their limits."""
-    return tuple(other_limits(dict(limits)) or "no further limits" for limits in limit_sets(study.simulations))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """One number of every packing, over the packing length."""
+
+    title: str
+    unit: str
+    value: Callable[[Simulation], float]
+    write: Callable[[float], str]  # at the axis
+    from_zero: bool = True
+    top: float | None = None  # values above it are drawn at the edge
+    limit: tuple[float, str] | None = None
 
 
-def sweep_charts(study: Study, *, height: int = 200) -> tuple[Titled, ...]:
+def sweeps(study: Study) -> tuple[Sweep, ...]:
     """Speed, fill, packs and memory over the packing length."""
-    chosen = study.simulations[study.recommendation.simulation]
     gpu = study.memory.usable_bytes / GIB
     most = max([gpu, *(one.memory_bytes / GIB for one in study.simulations)])
     top = min(most, 1.5 * gpu)  # one length that is far too long would flatten all others
-    marked = f"{'' if study.recommendation.packing else 'the '}{study.recommendation.mark}"
-
-    def chart(
-        title: str, unit: str, value: Callable[[Simulation], float], write: Callable[[float], str], **scale: Any
-    ) -> Titled:
-        svg = line_chart(
-            _lines(study.simulations, chosen, value),
-            label=f"{title} by packing length: {unit}; {count(chosen.packing_length)} is {marked}",
-            write=write,
-            chosen=chosen.packing_length,
-            height=height,
-            **scale,
-        )
-        return Titled(title=title, unit=unit, svg=svg)
-
-    low_fill = min(one.fill for one in study.simulations) < 0.5
-    beyond = "; at the upper edge: more than shown" if most > top else ""
-    usable = f"{shown(study.memory.gpu, 20)}: {gib(study.memory.usable_bytes)} usable"
     return (
-        chart("Speed", "real tokens per second, over all GPUs", lambda one: one.tokens_per_second, tick),
-        chart(
-            "Fill",
-            "share of a pack that is real tokens",
-            lambda one: one.fill,
-            lambda share: f"{100 * share:g} %",
-            from_zero=low_fill,
+        Sweep(
+            title="Speed",
+            unit="real tokens per second, over all GPUs",
+            value=lambda one: one.tokens_per_second,
+            write=tick,
+        ),
+        Sweep(
+            title="Fill",
+            unit="share of a pack that is real tokens",
+            value=lambda one: one.fill,
+            write=lambda share: f"{100 * share:g} %",
+            from_zero=min(one.fill for one in study.simulations) < 0.5,
             top=1.0,
         ),
-        chart("Packs", "in an epoch", lambda one: one.packs, tick),
-        chart(
-            "Memory",
-            f"GiB of one GPU at its peak{beyond}",
-            lambda one: one.memory_bytes / GIB,
-            lambda size: f"{size:g}",
-            limit=(gpu, usable),
+        Sweep(title="Packs", unit="in an epoch", value=lambda one: one.packs, write=tick),
+        Sweep(
+            title="Memory",
+            unit=f"GiB of one GPU at its peak{'; at the upper edge: more than shown' if most > top else ''}",
+            value=lambda one: one.memory_bytes / GIB,
+            write=lambda size: f"{size:g}",
+            limit=(gpu, f"{shown(study.memory.gpu, 20)}: {gib(study.memory.usable_bytes)} usable"),
             top=top,
         ),
     )
 
 
-def _lines(simulations: Sequence[Simulation], chosen: Simulation, value: Callable[[Simulation], float]) -> list[Line]:
-    lines = []
-    for limits in limit_sets(simulations):
-        of_limits = [one for one in simulations if tuple(sorted(one.limits.items())) == limits]
-        points = tuple(
-            Point(x=one.packing_length, y=value(one), tip=_simulation_tip(one), hollow=not one.fits, ring=one is chosen)
-            for one in sorted(of_limits, key=lambda one: one.packing_length)
+def sweep_charts(study: Study) -> tuple[Drawing, ...]:
+    """The sweeps as charts of the page."""
+    chosen = study.simulations[study.recommendation.simulation]
+    marked = f"{'' if study.recommendation.packing else 'the '}{study.recommendation.mark}"
+    return tuple(
+        Drawing(
+            title=one.title,
+            unit=one.unit,
+            svg=line_chart(
+                _lines(study.simulations, chosen, one.value),
+                label=f"{one.title} by packing length: {one.unit}; {count(chosen.packing_length)} is {marked}",
+                write=one.write,
+                chosen=chosen.packing_length,
+                from_zero=one.from_zero,
+                top=one.top,
+                limit=one.limit,
+            ),
         )
-        lines.append(Line(name=other_limits(dict(limits)), points=points))
-    return lines
+        for one in sweeps(study)
+    )
+
+
+def _lines(simulations: Sequence[Simulation], chosen: Simulation, value: Callable[[Simulation], float]) -> list[Line]:
+    return [
+        Line(
+            name=limits,
+            points=tuple(
+                Point(
+                    x=one.packing_length,
+                    y=value(one),
+                    tip=_simulation_tip(one),
+                    hollow=not one.fits,
+                    ring=one is chosen,
+                )
+                for one in tried
+            ),
+        )
+        for limits, tried in by_limits(simulations).items()
+    ]
 
 
 def _simulation_tip(one: Simulation) -> str:
@@ -265,7 +259,7 @@ def _simulation_tip(one: Simulation) -> str:
     )
 
 
-def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]:
+def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Drawing, ...]:
     capacity = chosen.packs * chosen.packing_length
     bars = [
         (
@@ -279,8 +273,8 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]
     bars.append((f"Packed at {count(chosen.packing_length)}: {percent(1 - chosen.fill)} wasted", real, capacity))
     whole = max(computed for _, _, computed in bars)
     return tuple(
-        Named(
-            name=name,
+        Drawing(
+            title=name,
             svg=stacked_bar(
                 (
                     BarSpan(size=real, css="c0", tip=f"{count(real)} real tokens"),
@@ -295,8 +289,8 @@ def _waste(padded: Sequence[PaddedRun], chosen: Simulation) -> tuple[Named, ...]
     )
 
 
-def _memory(study: Study) -> tuple[Named, ...]:
-    """The chosen packing, and the setups beside it, against one GPU."""
+def _memory(study: Study) -> tuple[Drawing, ...]:
+    """The chosen packing and the setups compared with it, against one GPU."""
     setups = [
         (study.recommendation.mark, study.memory.estimate),
         *((one.name, one.estimate) for one in study.memory.beside),
@@ -314,7 +308,7 @@ def _memory(study: Study) -> tuple[Named, ...]:
             if part.bytes
         ]
         bar = stacked_bar(spans, label=label, whole=whole, limit=study.memory.usable_bytes, height=30)
-        bars.append(Named(name=f"{name.capitalize()}: {gib(estimate.total)}", svg=bar))
+        bars.append(Drawing(title=f"{name.capitalize()}: {gib(estimate.total)}", svg=bar))
     return tuple(bars)
 
 

@@ -1,8 +1,8 @@
 """The pieces of inline SVG: escaped elements, scales, ticks. Widths are percentages, so that text keeps its size.
 
-The same markup is in the page, where style sheets colour it, and in figures/*.png, which `figures` draws from it. A
-chart is an axis of fixed width beside a plot that fills what is left. Horizontal positions in the plot are
-percentages and vertical ones pixels: it is sharp and readable on a phone and on a wide screen.
+Style sheets colour the markup. A chart is an axis of fixed width beside a plot that fills what is left. Horizontal
+positions in the plot are percentages and vertical ones pixels: it is sharp and readable on a phone and on a wide
+screen.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from packtrain.core.lazy import lazy_names
 if TYPE_CHECKING:
     from packtrain.runs.metrics_log import MetricsLog as MetricsLog
     from packtrain.runs.metrics_log import read_metrics as read_metrics
-    from packtrain.runs.read import read_run as read_run
-    from packtrain.runs.run_facts import Invocation as Invocation
-    from packtrain.runs.run_facts import RunFacts as RunFacts
-    from packtrain.runs.run_facts import RunOutcome as RunOutcome
+    from packtrain.runs.run_folder import Invocation as Invocation
+    from packtrain.runs.run_folder import RunFacts as RunFacts
     from packtrain.runs.run_folder import RunFolder as RunFolder
+    from packtrain.runs.run_folder import RunOutcome as RunOutcome
     from packtrain.runs.run_summary import compare_runs as compare_runs
     from packtrain.runs.run_summary import summarise_run as summarise_run
-    from packtrain.runs.run_values import TrainingRun as TrainingRun
+    from packtrain.runs.training_run import TrainingRun as TrainingRun
+    from packtrain.runs.training_run import read_run as read_run
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

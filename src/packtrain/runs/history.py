@@ -1,14 +1,12 @@
-"""What early warnings are made from: the last steps in a few numbers each, all of them values that JSON has."""
+"""Early warnings of a run: their kinds, one of them, and the limits at which they are given."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.runs.step_metrics import StepMetrics
+from packtrain.core.errors import ConfigError
 
 Kind = Literal[
     "loss_not_finite",
@@ -33,7 +31,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 class EarlyWarning:
     """Something that would rather be known now than at the end of the run."""
 
-    kind: Kind
+    kind: str  # one of KINDS, but for the log of another version
     step: int
     found: str
     advice: str
@@ -80,69 +78,3 @@ class MonitorLimits:
             value = getattr(self, one.name)
             if value < 0 or (value == 0 and one.name not in MAY_BE_ZERO):
                 raise ConfigError(f"training.monitors.{one.name}", got=value, expected="a positive number")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """One step as it is remembered."""
-
-    step: int
-    loss: float | None  # None: not finite, or there is none
-    taught: bool  # some token carries loss
-    grad_norm: float | None  # None: not finite, or not known
-    grad_broken: bool  # not finite
-    rate: float | None  # the highest learning rate of any part
-    seconds: float
-    wait: float
-    spread: float
-    slowest: int
-    work_spread: float | None
-    predicted_seconds: float | None
-    memory: int | None
-    memory_limit: int | None
-    predicted_memory: int | None
-    settled: bool  # its time counts
-
-    @property
-    def memory_share(self) -> float:
-        return self.memory / self.memory_limit if self.memory and self.memory_limit else 0.0
-
-
-def remembered(metrics: StepMetrics, *, settled: bool) -> Seen:
-    """What stays of a step."""
-    norm = metrics.grad_norm
-    return Seen(
-        step=metrics.step,
-        loss=_finite(metrics.loss),
-        taught=metrics.loss is not None,
-        grad_norm=_finite(norm),
-        grad_broken=norm is not None and not math.isfinite(norm),
-        rate=max(metrics.learning_rates.values(), default=None),
-        seconds=metrics.step_seconds,
-        wait=metrics.data_wait_seconds,
-        spread=metrics.spread,
-        slowest=metrics.slowest_rank,
-        work_spread=metrics.work_spread,
-        predicted_seconds=metrics.predicted_seconds,
-        memory=metrics.memory_bytes,
-        memory_limit=metrics.memory_limit,
-        predicted_memory=metrics.predicted_memory_bytes,
-        settled=settled,
-    )
-
-
-def to_rows(seen: Sequence[Seen]) -> list[list[object]]:
-    """A history for a state; the names of its columns are the fields of Seen."""
-    return [list(astuple(one)) for one in seen]
-
-
-def from_rows(rows: object) -> list[Seen]:
-    """A history from a state."""
-    names = [one.name for one in fields(Seen)]
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(names) for row in rows):
-        raise ArtifactError("state of the monitors", got=str(rows)[:200], expected=f"rows of {', '.join(names)}")
-    return [Seen(**dict(zip(names, row, strict=True))) for row in rows]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

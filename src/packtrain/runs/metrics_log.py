@@ -12,7 +12,6 @@ known is null.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +21,15 @@ from typing import Any, BinaryIO, Self
 
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.history import EarlyWarning
-from packtrain.runs.step_metrics import NOT_FINITE, EvalMetrics, StepMetrics, eval_from_plain, step_from_plain, to_plain
+from packtrain.runs.step_metrics import (
+    EvalMetrics,
+    StepMetrics,
+    eval_from_plain,
+    named_numbers,
+    numbers_of_names,
+    step_from_plain,
+    to_plain,
+)
 
 METRICS = "metrics.jsonl"
 VERSION = 1
@@ -31,7 +38,7 @@ _HEADER = {"kind": "metrics", "version": VERSION}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """What metrics.jsonl says."""
+    """The content of metrics.jsonl."""
 
     steps: tuple[StepMetrics, ...] = ()
     evaluations: tuple[EvalMetrics, ...] = ()
@@ -53,7 +60,7 @@ class MetricsLog:
         self._last = 0  # step
 
     def resume(self, step: int, *, evaluated: bool = True) -> StepMetrics | None:
-        """Go on behind that step: lines of later ones, and what a killed writer left unfinished, are cut away.
+        """Go on after that step: lines of later ones, and an unfinished one of a killed writer, are cut away.
 
         So is an evaluation of that step where it is still to be made: a run that went on from here before has made it.
         The last step that is kept, or None. It is an earlier one than asked for where the system itself went down.
@@ -76,7 +83,7 @@ class MetricsLog:
 
     def step(self, metrics: StepMetrics) -> None:
         """Write a step."""
-        assert self._path is None or metrics.step > self._last, f"step {metrics.step} behind step {self._last}"
+        assert self._path is None or metrics.step > self._last, f"step {metrics.step} after step {self._last}"
         self._write({"kind": "step", **to_plain(metrics)})
         self._last = metrics.step
 
@@ -144,7 +151,7 @@ class MetricsLog:
             ) from error
 
     def _require_place(self) -> None:
-        """A file that was deleted or moved away could be written on, and nobody would find it."""
+        """Writing on into a file that was deleted or moved away would lose the metrics."""
         assert self._stream is not None
         assert self._path is not None
         with suppress(OSError):
@@ -161,7 +168,7 @@ class MetricsLog:
 
 
 def read_metrics(path: str | Path) -> Metrics:
-    """What is there now: of a running writer everything but the line that it is writing."""
+    """Its content now; while it is written, everything but the line in progress."""
     path = Path(path)
     steps: list[StepMetrics] = []
     evaluations: list[EvalMetrics] = []
@@ -175,9 +182,9 @@ def read_metrics(path: str | Path) -> Metrics:
         try:
             kind = values["kind"]
             if kind == "step":
-                steps.append(step_from_plain(_finite(values)))
+                steps.append(step_from_plain(numbers_of_names(values)))
             elif kind == "eval":
-                evaluations.append(eval_from_plain(_finite(values)))
+                evaluations.append(eval_from_plain(numbers_of_names(values)))
             elif kind == "warning":
                 warnings.append(_warning(values))
             else:
@@ -200,13 +207,13 @@ def _kept(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | No
         if values.get("kind") == "step":
             # A line that cannot be read stays where it is: readers pass it over.
             with suppress(KeyError, TypeError):
-                last = step_from_plain(_finite(values))
+                last = step_from_plain(numbers_of_names(values))
         kept = end
     return kept, last
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Finished lines, each with the place behind it."""
+    """Finished lines, each with the offset of its end."""
     try:
         stream = path.open("rb")
     except OSError as error:
@@ -242,27 +249,9 @@ def _warning(values: Mapping[str, Any]) -> EarlyWarning:
 
 
 def _line(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_named(values), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def _named(value: Any) -> Any:
-    """Numbers that JSON has no sign for, by name."""
-    if isinstance(value, Mapping):
-        return {name: _named(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_named(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def _finite(value: Any) -> Any:
-    """The names back to numbers."""
-    if isinstance(value, Mapping):
-        return {name: _finite(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_finite(inner) for inner in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return (json.dumps(named_numbers(values), ensure_ascii=False, allow_nan=False) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 def _cut(stream: BinaryIO, size: int) -> None:

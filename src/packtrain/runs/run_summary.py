@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from packtrain.runs.run_values import Steps, TrainingRun
-from packtrain.runs.thin import trailing_mean
+from packtrain.runs.training_run import Steps, TrainingRun
 
 LAST = 0.1  # the share of a run's samples that its final loss is a mean of; at least those of a step
 FEWEST = 20  # steps of each run after warm-up, below which neither speeds are compared nor losses called the same
@@ -90,7 +89,7 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
     timed = ~warm
     lasting = float(seconds[timed].sum())
     memory, limit = _most(steps["memory_bytes"]), _most(steps["memory_limit"])
-    losses = [one.loss for one in run.evaluations if np.isfinite(one.loss)]
+    losses = [one.eval_loss for one in run.evaluations if np.isfinite(one.eval_loss)]
     taught = steps["supervised_tokens"] != 0  # others have no loss
     return Summary(
         steps=len(steps),
@@ -175,7 +174,7 @@ def loss_window(steps: Steps, samples: float | None = None) -> float:
 
 
 def along(steps: Steps, samples: float, window: float) -> float | None:
-    """The mean loss over the last samples when so many had been seen."""
+    """The mean loss over the last samples, at a number of samples seen."""
     return _at_samples(steps, smooth_loss(steps, window), samples)
 
 
@@ -184,20 +183,36 @@ def smooth_loss(steps: Steps, window: float) -> np.ndarray:
     return trailing_mean(steps["samples_seen"], steps["loss"], steps["supervised_tokens"], window)
 
 
+def trailing_mean(x: np.ndarray, y: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
+    """The weighted mean over the last `width` along x, at each step; numbers that are not finite are left out.
+
+    >>> trailing_mean(np.array([1.0, 2, 3]), np.array([3.0, 1, 2]), np.ones(3), 2.0).tolist()
+    [3.0, 2.0, 1.5]
+    """
+    good = np.isfinite(y) & np.isfinite(weights) & (weights > 0)
+    weight = np.where(good, weights, 0.0)
+    sums = np.concatenate([[0.0], np.cumsum(weight * np.where(good, y, 0.0))])
+    totals = np.concatenate([[0.0], np.cumsum(weight)])
+    start = np.searchsorted(x, x - width * (1 - 1e-12), side="right")
+    stop = np.arange(1, len(x) + 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((sums[stop] - sums[start]) / (totals[stop] - totals[start]))
+
+
 def drawn_loss(steps: Steps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The smoothed loss for drawing: each mean stands in the middle of what it is a mean of."""
+    """The smoothed loss for drawing: each mean is drawn at the middle of its window."""
     window = loss_window(steps)
     return trailing_mean(steps["samples_seen"], x, steps["supervised_tokens"], window), smooth_loss(steps, window)
 
 
 def _at_samples(steps: Steps, values: np.ndarray, samples: float) -> float | None:
-    """What a column was when so many samples had been seen; between two steps, in proportion."""
+    """A column at a number of samples seen, interpolated between steps."""
     good = np.isfinite(values) & np.isfinite(steps["samples_seen"])
     return float(np.interp(samples, steps["samples_seen"][good], values[good])) if good.any() else None
 
 
 def _padding(steps: Steps) -> float | None:
-    """Of all positions that were computed, the share that taught nothing."""
+    """The share of padding among all positions that were computed."""
     share, tokens = steps["padding_share"], steps["tokens"]
     good = np.isfinite(share) & np.isfinite(tokens) & (tokens > 0) & (share < 1)
     if not good.any():
@@ -207,8 +222,12 @@ def _padding(steps: Steps) -> float | None:
 
 def _evaluated(run: TrainingRun, samples: float) -> float | None:
     """The loss of the evaluation that is nearest to this many samples, if it is near."""
-    near = [one for one in run.evaluations if abs(one.samples - samples) <= _NEAR * samples and np.isfinite(one.loss)]
-    return min(near, key=lambda one: abs(one.samples - samples)).loss if near else None
+    near = [
+        one
+        for one in run.evaluations
+        if abs(one.samples_seen - samples) <= _NEAR * samples and np.isfinite(one.eval_loss)
+    ]
+    return min(near, key=lambda one: abs(one.samples_seen - samples)).eval_loss if near else None
 
 
 def _apart(losses: Sequence[float | None]) -> float | None:

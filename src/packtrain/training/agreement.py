@@ -1,4 +1,4 @@
-"""What ranks decide together: small sums, and faults of one rank that are faults of all."""
+"""What ranks do together: small sums, faults of one rank that are faults of all, checksums of files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from packtrain.core.checksums import Checking, FileSum
 from packtrain.core.errors import ArtifactError, PacktrainError, in_one_line
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 
 def world_size() -> int:
@@ -27,7 +27,7 @@ def own_rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
-def summed(values: Sequence[torch.Tensor | float], device: torch.device) -> torch.Tensor:
+def sum_over_ranks(values: Sequence[torch.Tensor | float], device: torch.device) -> torch.Tensor:
     """These numbers added up over all ranks, as one float64 vector on the device; the host waits for nothing."""
     together = torch.stack(
         [torch.as_tensor(value, dtype=torch.float64).to(device, non_blocking=True) for value in values]
@@ -37,7 +37,7 @@ def summed(values: Sequence[torch.Tensor | float], device: torch.device) -> torc
     return together
 
 
-def votes_of_all(mine: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
+def any_rank(mine: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
     """A question that all ranks ask again and again, in step: has any of them said yes?
 
     With several ranks the answer is that of the round before, whose sum is there by now, so that hardly anyone waits.
@@ -47,45 +47,46 @@ def votes_of_all(mine: Callable[[], bool], device: torch.device) -> Callable[[],
     before: list[torch.Tensor] = []
 
     def ask() -> bool:
-        before.append(summed([float(mine())], device))
+        before.append(sum_over_ranks([float(mine())], device))
         return len(before) > 1 and bool(before.pop(0).item())
 
     return ask
 
 
-def said_by_all(mine: Said) -> list[Said]:
-    """What each rank says, by rank: the same list on all of them. Plain values, since they are sent as pickles."""
-    if world_size() == 1:
-        return [mine]
-    said: list[Said] = [mine] * world_size()
-    dist.all_gather_object(said, mine)
-    return said
+def gather_values(mine: Value) -> list[Value]:
+    """The values of all ranks, in their order: the same list on all of them. Plain values: they are sent as pickles."""
+    values = [mine] * world_size()
+    if len(values) > 1:
+        dist.all_gather_object(values, mine)
+    return values
 
 
-def faults_of_all(fault: str | None) -> list[str]:
-    """What every rank has to say, those without a fault left out: the same list on all of them."""
+def gather_faults(fault: str | None) -> list[str]:
+    """The faults of all ranks, without those that have none: the same list on all of them."""
     if world_size() == 1:
         return [] if fault is None else [fault]
-    return [f"rank {rank}: {words}" for rank, words in enumerate(said_by_all(fault)) if words is not None]
+    return [f"rank {rank}: {words}" for rank, words in enumerate(gather_values(fault)) if words is not None]
 
 
-def on_all(read: Callable[[], None], place: str, expected: str) -> None:
+def fail_together(read: Callable[[], None], place: str, expected: str) -> None:
     """Every rank does it, and a fault that one of them finds is one of all."""
     fault: ArtifactError | None = None
     try:
         read()
     except ArtifactError as error:
         fault = error
-    said = faults_of_all(None if fault is None else " ".join(str(fault).split()))
+    faults = gather_faults(None if fault is None else " ".join(str(fault).split()))
     if fault is not None:
         raise fault
-    if said:
-        raise ArtifactError(place, got="; ".join(said), expected=expected)
+    if faults:
+        raise ArtifactError(place, got="; ".join(faults), expected=expected)
 
 
 # ---- checksums of files: ranks that see the same ones share the work of reading them
 
-_Seen = dict[str, tuple[int, int, int]]  # size, inode and time of files: on separate disks they are never all the same
+_FileStates = dict[
+    str, tuple[int, int, int]
+]  # size, inode and time of files: on separate disks they are never all the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,21 +105,20 @@ class Sums:
 def shared_sums(folder: Path, report: Callable[[Checking], None] = lambda _: None) -> Sums:
     """Of every file below a folder. All ranks call it; what one of them cannot read is said by all that see it."""
     fault = None
-    seen: _Seen = {}
+    states: _FileStates = {}
     try:
-        seen = _files(folder)
+        states = _files(folder)
     except OSError as error:
         fault = in_one_line(error)
-    others = said_by_all(seen)
-    same = [rank for rank, one in enumerate(others) if one == seen]
+    same = [rank for rank, others in enumerate(gather_values(states)) if others == states]
     mine: dict[str, FileSum] = {}
     if fault is None:
-        own = _share({name: state[0] for name, state in seen.items()}, len(same))[same.index(own_rank())]
-        fault = _read(folder, own, sum(seen[name][0] for name in own), mine, report)
-    said = said_by_all((mine, fault))
+        own = _share({name: state[0] for name, state in states.items()}, len(same))[same.index(own_rank())]
+        fault = _read(folder, own, sum(states[name][0] for name in own), mine, report)
+    sums = gather_values((mine, fault))
     return Sums(
-        files={name: said[rank][0][name] for rank in same for name in sorted(said[rank][0])},
-        faults=tuple(words for rank in same if (words := said[rank][1]) is not None),
+        files={name: sums[rank][0][name] for rank in same for name in sorted(sums[rank][0])},
+        faults=tuple(words for rank in same if (words := sums[rank][1]) is not None),
     )
 
 
@@ -141,8 +141,8 @@ def _read(
     return None
 
 
-def _files(folder: Path) -> _Seen:
-    found: _Seen = {}
+def _files(folder: Path) -> _FileStates:
+    found: _FileStates = {}
     for at, _, names in os.walk(folder):
         for name in names:
             path = Path(at) / name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +15,31 @@ from packtrain.delivery.trainers.mixin import JointDecision
 from packtrain.runs.history import EarlyWarning, MonitorLimits
 from packtrain.runs.metrics_log import Metrics, MetricsLog
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
-from packtrain.training.agreement import votes_of_all
+from packtrain.training.agreement import any_rank
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.monitors import Monitors
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 
 if TYPE_CHECKING:
     from packtrain.training.progress import TrainingProgress
 
 _ELSEWHERE = "a signal to another rank"
-_SAVED = "packtrain.flow"  # under this name it stands in trainer_state.json
+# Names of states in trainer_state.json.
+_SAVED, _EARLY, _MONITORS = "packtrain.flow", "packtrain.early_stopping", "packtrain.monitors"
 _DUE = "evaluation_due"
-_MONITORS = "packtrain.monitors"  # of the monitors
-_EARLY = "packtrain.early_stopping"  # the same, of early stopping
 _FREEZE_AFTER = (1, 10)  # steps: layers are compiled in the first ones
+
+
+def saved_state(state: TrainerState, name: str) -> Any:
+    """What the checkpoint that a run resumes from has under a name; None where it has nothing."""
+    return (state.stateful_callbacks or {}).get(name)
+
+
+def save_state(state: TrainerState, name: str, value: Mapping[str, Any]) -> None:
+    """Put something into the next checkpoints."""
+    if state.stateful_callbacks is None:
+        state.stateful_callbacks = {}
+    state.stateful_callbacks[name] = value
 
 
 class RunFlow(TrainerCallback):
@@ -93,7 +104,7 @@ class RunFlow(TrainerCallback):
 
     def stops(self, device: torch.device) -> Callable[[], bool]:
         """Says before each batch of an evaluation whether it is to end; all ranks hear the same."""
-        return votes_of_all(lambda: self._interrupts.asked is not None, device) if self._may_cut else lambda: False
+        return any_rank(lambda: self._interrupts.asked is not None, device) if self._may_cut else lambda: False
 
     def cut(self, state: TrainerState, control: TrainerControl) -> None:
         """An evaluation was cut short: save what is not saved yet, and stop. A resumed run makes up for it."""
@@ -104,14 +115,13 @@ class RunFlow(TrainerCallback):
 
 def is_due(state: TrainerState) -> bool:
     """Was the evaluation of the step that a run continues from cut short, or left out?"""
-    found = (state.stateful_callbacks or {}).get(_SAVED)
-    return bool(state.global_step) and isinstance(found, dict) and found.get(_DUE) == state.global_step
+    saved = saved_state(state, _SAVED)
+    return bool(state.global_step) and isinstance(saved, dict) and saved.get(_DUE) == state.global_step
 
 
 def _owe(state: TrainerState) -> None:
     """The checkpoint of this step says that its evaluation is still to be made."""
-    if isinstance(state.stateful_callbacks, dict):
-        state.stateful_callbacks[_SAVED] = {_DUE: state.global_step}
+    save_state(state, _SAVED, {_DUE: state.global_step})
 
 
 # ---- early stopping
@@ -127,7 +137,7 @@ class EarlyStopping(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Go on with what was counted before a checkpoint; a run that was ended here stays ended."""
-        saved = (state.stateful_callbacks or {}).get(_EARLY) if state.global_step else None
+        saved = saved_state(state, _EARLY) if state.global_step else None
         self._best, self._worse = (saved["best"], saved["worse"]) if saved else (None, 0)
         if self._worse >= self._patience:
             control.should_training_stop = True
@@ -148,9 +158,7 @@ class EarlyStopping(TrainerCallback):
             self._best, self._worse = value, 0
         else:
             self._worse += 1
-        if state.stateful_callbacks is None:
-            state.stateful_callbacks = {}
-        state.stateful_callbacks[_EARLY] = {"best": self._best, "worse": self._worse}
+        save_state(state, _EARLY, {"best": self._best, "worse": self._worse})
         if self._worse >= self._patience:
             control.should_training_stop = True
 
@@ -169,7 +177,8 @@ class RunWatch(TrainerCallback):
     """Takes every step and evaluation of a run; only the first rank writes and shows, all of them count."""
 
     def __init__(self, log: MetricsLog, progress: TrainingProgress, limits: MonitorLimits | None = None) -> None:
-        self._log, self._progress, self._monitors = log, progress, Monitors(limits)
+        self._log, self._progress = log, progress
+        self._limits, self._monitors = limits, Monitors(limits)
         self.first: StepMetrics | None = None
         self.last: StepMetrics | None = None
         self.eval_loss: float | None = None
@@ -177,9 +186,9 @@ class RunWatch(TrainerCallback):
         self._state: TrainerState | None = None
         self._saved = 0  # step of the newest checkpoint
 
-    def on_proof(self, verdict: Verdict) -> None:
+    def on_proof(self, verdict: CheckReport) -> None:
         """The check before the first step has passed."""
-        for line in verdict.passed_in_words():
+        for line in verdict.summary_lines():
             self._progress.note(f"packing check: {line}")
 
     def on_step(self, metrics: StepMetrics) -> None:
@@ -194,7 +203,7 @@ class RunWatch(TrainerCallback):
         """Behind a checkpoint's step nothing is kept that will come again."""
         self._saved = state.global_step
         last, self._state = self._log.resume(state.global_step, evaluated=not is_due(state)), state
-        saved = (state.stateful_callbacks or {}).get(_MONITORS)
+        saved = saved_state(state, _MONITORS)
         if state.global_step and saved is not None:
             self._go_on(saved)
         self.last = last
@@ -248,15 +257,15 @@ class RunWatch(TrainerCallback):
         try:
             self._monitors.load_state_dict(saved)
         except Exception as error:
-            self._monitors = Monitors()
+            self._monitors = Monitors(self._limits)
             said = " ".join(f"{type(error).__name__}: {error}".split())
             self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {said}")
         self._monitors.restarted()
 
     def _keep(self) -> None:
         """What was observed is part of the step's checkpoint, which is saved after this."""
-        if self._state is not None and isinstance(self._state.stateful_callbacks, dict):
-            self._state.stateful_callbacks[_MONITORS] = self._monitors.state_dict()
+        if self._state is not None:
+            save_state(self._state, _MONITORS, self._monitors.state_dict())
 
     def _warn(self, warnings: tuple[EarlyWarning, ...]) -> None:
         for warning in warnings:

@@ -8,7 +8,7 @@ One that cannot be read at the moment is another matter: nothing is resumed or s
 over writes over what the other left.
 
 A run that continues from an earlier step, or starts over in its folder, leaves the later checkpoints of the other in
-folders `set-aside-checkpoint-<step>`: they are not resumed from, and nobody takes them for its own. They go when the
+folders `set-aside-checkpoint-<step>`: they are neither resumed from nor rotated. They go when the
 run has a checkpoint of that step or a later one itself; of the others as many stay as of its own.
 """
 
@@ -17,8 +17,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -29,7 +29,7 @@ import torch
 from packtrain.core.artifacts import free_bytes, read_json, refuse_links, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
-from packtrain.training.agreement import Sums, faults_of_all, shared_sums, world_size
+from packtrain.training.agreement import Sums, gather_faults, shared_sums, world_size
 
 MARKER = "checkpoint.json"
 KIND, VERSION = "checkpoint", 2
@@ -43,6 +43,8 @@ _ASIDE_NAME = re.compile(r"set-aside-checkpoint-(\d+)(?:\.(\d+))?")
 _LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
 
 Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
 
@@ -65,12 +67,7 @@ class Checkpoint:
 
 
 class UnreadableError(ArtifactError):
-    """A checkpoint of which nobody can say whether it is complete, as when too many files are open or one is a link."""
-
-    @classmethod
-    def of(cls, path: Path, error: OSError) -> UnreadableError:
-        expected, fix = "files that can be read", "fix the permissions or the disk, or move the checkpoint away"
-        return cls(str(path), got=error.strerror or str(error), expected=expected, fix=fix)
+    """A checkpoint that may or may not be complete, as when too many files are open or one is a link."""
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -79,29 +76,26 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         raise ArtifactError(str(path), got="no such folder", expected="a checkpoint")
     _refuse_links(path)
-    if not _can_be_read(path / MARKER):
+    if not _is_file(path / MARKER):
         raise ArtifactError(
             str(path),
             got=f"a folder without {MARKER}",
             expected="a complete checkpoint of this trainer",
             fix="resume from an earlier one",
         )
-    found = _listed(path)
-    wrong = [name for name, one in found.files.items() if not _has_size(path / name, one.bytes)]
+    checkpoint = _read_marker(path)
+    wrong = [name for name, one in checkpoint.files.items() if not _has_size(path / name, one.bytes)]
     if wrong:
         raise ArtifactError(
             str(path),
             got=f"{wrong[0]} is missing or has another size than when it was written ({len(wrong)} files)",
-            expected=f"the {len(found.files)} files that {MARKER} lists",
+            expected=f"the {len(checkpoint.files)} files that {MARKER} lists",
             fix="resume from an earlier one",
         )
-    return found
+    return checkpoint
 
 
-_FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
-
-
-def _listed(path: Path) -> Checkpoint:
+def _read_marker(path: Path) -> Checkpoint:
     """A checkpoint as its own list describes it."""
     content = read_json(path / MARKER, KIND, VERSION, checked=True, fix=_OLD)
     try:
@@ -114,49 +108,41 @@ def _listed(path: Path) -> Checkpoint:
         raise ArtifactError(str(path / MARKER), got=in_one_line(error), expected=expected) from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surveyed:
-    """The checkpoints of a folder."""
-
-    complete: tuple[Checkpoint, ...]  # by step
-    broken: Mapping[int, str]  # why another one is not, by step
-
-
-def survey(folder: Path) -> Surveyed:
-    """All checkpoints of a folder; files are looked at, not read."""
+def survey(folder: Path) -> tuple[list[Checkpoint], dict[int, str]]:
+    """The complete checkpoints of a folder, by step, and why others are not; files are looked at, not read."""
     complete, broken = [], {}
-    for path in _named(folder):
+    for path in _checkpoint_folders(folder):
         try:
             complete.append(read_checkpoint(path))
         except UnreadableError:
             raise
         except ArtifactError as error:
-            broken[int(_digits(path.name))] = f"{path}: {error.got}"
-    return Surveyed(complete=tuple(sorted(complete, key=lambda checkpoint: checkpoint.step)), broken=broken)
+            broken[int(_step_in(path.name))] = f"{path}: {error.got}"
+    return sorted(complete, key=lambda checkpoint: checkpoint.step), broken
 
 
 def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     """All that are complete, by step."""
-    return list(survey(folder).complete)
+    return survey(folder)[0]
 
 
 def find_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint of a run folder that a run can continue from, unless its bytes have changed."""
-    return next((found for found in reversed(complete_checkpoints(folder)) if found.resumable), None)
+    return next((one for one in reversed(complete_checkpoints(folder)) if one.resumable), None)
 
 
-def what_is_lost(folder: Path, resume: str = "resuming") -> str:
+def lost_by_stopping(folder: Path, resume: str = "resuming") -> str:
     """What a run that stops in the middle of a step loses."""
-    found = find_latest(folder)
-    if found is None:
+    latest = find_latest(folder)
+    if latest is None:
         return f"there is no checkpoint yet: {resume} starts over"
-    return f"what came after step {found.step:,} is lost: {resume} continues from its checkpoint"
+    return f"what came after step {latest.step:,} is lost: {resume} continues from its checkpoint"
 
 
 def refuse_broken(folder: Path) -> None:
     """Refuse to start over in a folder whose checkpoints are all broken: the run could still be repaired."""
     broken = []
-    for path in sorted(_named(folder)):
+    for path in sorted(_checkpoint_folders(folder)):
         try:
             read_checkpoint(path)
         except ArtifactError as error:
@@ -192,13 +178,13 @@ class CheckpointFolder:
         self._part(saving, needed, lambda: self._begin(saving, needed))
         for part in parts:
             self._part(saving, needed, lambda part=part: part(saving))  # type: ignore[misc]
-        found = shared_sums(saving)
-        self._part(saving, needed, lambda: self._finish(saving, step, resumable, found))
-        self._part(saving, needed, lambda: self._finish_elsewhere(saving, step, resumable, found))
+        sums = shared_sums(saving)
+        self._part(saving, needed, lambda: self._finish(saving, step, resumable, sums))
+        self._part(saving, needed, lambda: self._finish_elsewhere(saving, step, resumable, sums))
         if self.writes:
             self._rotate(keep={self.path(step), *([best] if best is not None else [])})
         if resumable and (self.writes or self.per_machine):
-            self._forget(step)
+            self._remove_overtaken(step)
         return self.path(step)
 
     def clean(self) -> None:
@@ -218,10 +204,10 @@ class CheckpointFolder:
         own = resumed is not None and resumed.resolve().parent == self.folder.resolve()
         last = read_checkpoint(resumed).step if own and resumed is not None else -1
         moved = []
-        for found in complete_checkpoints(self.folder):
-            if found.step > last:
+        for other in complete_checkpoints(self.folder):
+            if other.step > last:
                 with suppress(FileNotFoundError):  # of a shared disk, where another machine was first
-                    moved.append(_rename(found.path, f"{_ASIDE}{found.path.name}"))
+                    moved.append(_rename(other.path, f"{_ASIDE}{other.path.name}"))
         return moved
 
     def _part(self, saving: Path, needed: int, write: Callable[[], None]) -> None:
@@ -231,7 +217,7 @@ class CheckpointFolder:
             write()
         except Exception as error:
             fault, cause = in_one_line(error)[:300], error
-        faults = faults_of_all(fault)
+        faults = gather_faults(fault)
         if not faults:
             return
         free = free_bytes(self.folder)
@@ -242,7 +228,7 @@ class CheckpointFolder:
             before = find_latest(self.folder)
         kept = f"{before.path} is complete: resume from it" if before is not None else "no earlier checkpoint"
         raise ArtifactError(
-            f"checkpoint {self.path(int(_digits(saving.name)))}",
+            f"checkpoint {self.path(int(_step_in(saving.name)))}",
             got="; ".join(faults),
             expected=f"a disk with room for about {needed:,} bytes; {free:,} were free",
             fix=f"make room, or save elsewhere. {kept}",
@@ -256,26 +242,24 @@ class CheckpointFolder:
         if self.writes and (free := free_bytes(self.folder)) < needed:
             raise OSError(f"{free:,} bytes are free, and it needs about {needed:,}")
 
-    def _finish(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
+    def _finish(self, saving: Path, step: int, resumable: bool, sums: Sums) -> None:
         if self.writes:
-            self._name(saving, step, resumable, found)
+            self._name(saving, step, resumable, sums)
 
-    def _finish_elsewhere(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
+    def _finish_elsewhere(self, saving: Path, step: int, resumable: bool, sums: Sums) -> None:
         """Where disks are shared, the folder has its name for all ranks now."""
         if self.per_machine and not self.writes and saving.is_dir():
             with suppress(OSError):  # a shared disk may show what is no longer there
-                self._name(saving, step, resumable, found)
+                self._name(saving, step, resumable, sums)
 
-    def _name(self, saving: Path, step: int, resumable: bool, found: Sums) -> None:
-        found.require()
+    def _name(self, saving: Path, step: int, resumable: bool, sums: Sums) -> None:
+        sums.require()
         share_files(saving)
-        for name in found.files:
-            sync(saving / name)
-        files = {name: one.plain() for name, one in found.files.items()}
+        files = {name: one.plain() for name, one in sums.files.items()}
         facts = {"step": step, "world": world_size(), "resumable": resumable, "files": files}
         write_json(saving / MARKER, KIND, VERSION, facts, checked=True)
-        for folder in (*(path for path in saving.rglob("*") if path.is_dir()), saving):
-            sync(folder)
+        for path in (*saving.rglob("*"), saving):
+            sync(path)
         final = self.path(step)
         if final.exists():  # of a run that was resumed from before it
             self._remove(final)
@@ -287,27 +271,28 @@ class CheckpointFolder:
         if self.limit is None or self.limit <= 0:
             return
         try:
-            found = [checkpoint.path for checkpoint in complete_checkpoints(self.folder)]
+            paths = [checkpoint.path for checkpoint in complete_checkpoints(self.folder)]
         except UnreadableError:  # at the next one, then
             return
-        spare = len(found) - max(self.limit, len(keep & set(found)))
-        for path in [path for path in found if path not in keep][: max(0, spare)]:
+        spare = len(paths) - max(self.limit, len(keep & set(paths)))
+        for path in [path for path in paths if path not in keep][: max(0, spare)]:
             self._remove(path)
 
-    def _forget(self, step: int) -> None:
+    def _remove_overtaken(self, step: int) -> None:
         """Remove what was set aside up to this step, and of what remains the oldest beyond the limit."""
-        found = []
-        for path in self.folder.iterdir():
-            if match := _ASIDE_NAME.fullmatch(path.name):
-                found.append((int(match[1]), int(match[2] or 1), path))
-        later = sorted(one for one in found if one[0] > step)
+        aside = [
+            (int(match[1]), int(match[2] or 1), path)
+            for path in self.folder.iterdir()
+            if (match := _ASIDE_NAME.fullmatch(path.name))
+        ]
+        later = sorted(one for one in aside if one[0] > step)
         kept = later[-self.limit :] if self.limit is not None and self.limit > 0 else later
-        for one in set(found) - set(kept):
-            shutil.rmtree(one[2], ignore_errors=True)  # on a shared disk another machine may do it too
+        for _, _, path in set(aside) - set(kept):
+            shutil.rmtree(path, ignore_errors=True)  # on a shared disk another machine may do it too
 
     def _remove(self, path: Path) -> None:
         """Under another name first: what is half deleted must not look like a checkpoint."""
-        hidden = self._hidden(int(_digits(path.name)), "removing")
+        hidden = self._hidden(int(_step_in(path.name)), "removing")
         shutil.rmtree(hidden, ignore_errors=True)
         os.rename(path, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
@@ -332,7 +317,7 @@ def _rename(path: Path, name: str) -> Path:
     return target
 
 
-def _named(folder: Path) -> list[Path]:
+def _checkpoint_folders(folder: Path) -> list[Path]:
     if not Path(folder).is_dir():
         return []
     named = [path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
@@ -345,36 +330,40 @@ def _named(folder: Path) -> list[Path]:
 
 
 def _refuse_links(path: Path) -> None:
-    """A link in a checkpoint leads to what nobody has looked through."""
+    """A link in a checkpoint leads to files that were not checked."""
     try:
-        refuse_links(path)
+        with _readable(path):
+            refuse_links(path)
     except ArtifactError as error:
         raise UnreadableError(error.where, got=error.got, expected=error.expected, fix=error.fix) from None
     except _NOT_THERE:  # another machine has renamed or removed it meanwhile
         raise ArtifactError(str(path), got="a deleted folder", expected="a checkpoint") from None
-    except OSError as error:
-        raise UnreadableError.of(path, error) from None
 
 
-def _can_be_read(path: Path) -> bool:
+def _is_file(path: Path) -> bool:
     """Is there such a file? One that is there and cannot be opened is an error."""
-    try:
-        with open(path, "rb"):
-            return True
-    except _NOT_THERE:
-        return False
-    except OSError as error:
-        raise UnreadableError.of(path, error) from None
+    with suppress(*_NOT_THERE), _readable(path), open(path, "rb"):
+        return True
+    return False
 
 
 def _has_size(path: Path, size: int) -> bool:
-    try:
+    with suppress(*_NOT_THERE), _readable(path):
         return path.stat().st_size == size
+    return False
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What is there can be read, or nobody can say whether a checkpoint is complete."""
+    try:
+        yield
     except _NOT_THERE:
-        return False
+        raise
     except OSError as error:
-        raise UnreadableError.of(path, error) from None
+        expected, fix = "files that can be read", "fix the permissions or the disk, or move the checkpoint away"
+        raise UnreadableError(str(path), got=error.strerror or str(error), expected=expected, fix=fix) from None
 
 
-def _digits(name: str) -> str:
+def _step_in(name: str) -> str:
     return re.sub(r"\D", "", name)

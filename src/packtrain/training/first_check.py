@@ -17,9 +17,9 @@ from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
-from packtrain.training.agreement import faults_of_all
+from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import kept_random_state
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.quick import RowRoom, Training, quick_check
 
 _PACKS = 8  # that are looked into for samples
@@ -35,14 +35,14 @@ def check_first_batch(
     rank: int,
     world: int,
     training: Training | None = None,
-) -> Verdict:
+) -> CheckReport:
     """The quick check on samples of this rank's first packs; all ranks end with an error when one of them fails.
 
     Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.
     """
     packs = _first_packs(dataset, rank, world)
-    _together(None if packs else f"nothing to check in the first {_PACKS} packs")
+    _raise_together(None if packs else f"nothing to check in the first {_PACKS} packs")
     packing = dataset.schedule.plan.config
     patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
@@ -65,7 +65,7 @@ def check_first_batch(
         f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" + (f" ({one.where})" * bool(one.where))
         for one in verdict.failures
     ]
-    _together("; ".join(failed) or None)
+    _raise_together("; ".join(failed) or None)
     return verdict
 
 
@@ -77,8 +77,8 @@ def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
     return plan.config.max_patches_per_pack or max(here)
 
 
-def _together(fault: str | None) -> None:
-    faults = faults_of_all(fault)
+def _raise_together(fault: str | None) -> None:
+    faults = gather_faults(fault)
     if faults:
         raise PacktrainError(
             "the check before the first step",
@@ -90,22 +90,22 @@ def _together(fault: str | None) -> None:
 
 
 def _first_packs(dataset: Any, rank: int, world: int) -> list[Samples]:
-    """The first pack in which several stand together, then those that have what it has not: a modality, the longest."""
+    """The first pack of several samples, then those that have what it lacks: a modality, the longest sample."""
     found: list[Samples] = []
     for key in islice(_keys(dataset.schedule, rank, world), _PACKS):
-        samples = _decoded(dataset, key)
+        samples = _samples_of_pack(dataset, key)
         if len(samples) > 1:
             found = [samples]
             break
         found = found or ([samples] if samples else [])
     if found:
-        for key in _more_keys(dataset, found[0]):
-            samples = _decoded(dataset, key)
+        for key in _keys_of_other_kinds(dataset, found[0]):
+            samples = _samples_of_pack(dataset, key)
             found += [samples] if samples else []
     return found
 
 
-def _decoded(dataset: Any, key: PackKey) -> Samples:
+def _samples_of_pack(dataset: Any, key: PackKey) -> Samples:
     try:
         samples: Samples = dataset.source[key].samples
     except DataError:  # said when it is trained, or by another rank
@@ -113,7 +113,7 @@ def _decoded(dataset: Any, key: PackKey) -> Samples:
     return samples
 
 
-def _more_keys(dataset: Any, seen: Samples) -> Iterator[PackKey]:
+def _keys_of_other_kinds(dataset: Any, seen: Samples) -> Iterator[PackKey]:
     """Of the first epoch, in the order of training: packs with images, videos, text, and that of the longest sample.
 
     Of a stream only the first packs are checked: others would have to be fetched.

@@ -33,15 +33,15 @@ class Interrupts:
         self._clock = clock
         self._since = 0.0  # when the first came
         self._before: dict[signal.Signals, Any] = {}
-        self._answered = threading.Event()  # the main thread is ending
-        self._ears: tuple[socket.socket, socket.socket] | None = None
+        self._main_ends = threading.Event()  # the main thread is ending
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
         self._fd_before = -1
 
     def __enter__(self) -> Interrupts:
         self.asked, self.on_first = None, lambda: None
         if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            self._answered.clear()
-            self._ears = ours, theirs = socket.socketpair()
+            self._main_ends.clear()
+            self._sockets = ours, theirs = socket.socketpair()
             theirs.setblocking(False)
             self._fd_before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
             threading.Thread(target=self._listen, args=(ours,), name="signals", daemon=True).start()
@@ -52,20 +52,20 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._answered.set()
+        self._main_ends.set()
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
-        if self._ears is not None:
+        if self._sockets is not None:
             signal.set_wakeup_fd(self._fd_before)
-            self._ears[1].close()  # ends the listener, which closes the other
-            self._ears = None
+            self._sockets[1].close()  # ends the listener, which closes the other
+            self._sockets = None
         self.asked = None  # of no run
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         """In the main thread."""
         if self._is_second(number, self.asked, self._since):
-            self._answered.set()
+            self._main_ends.set()
             raise KeyboardInterrupt
         if self.asked is None:
             self.asked, self._since = signal.Signals(number).name, self._clock()
@@ -79,7 +79,7 @@ class Interrupts:
                     if number not in _SIGNALS:
                         continue
                     if self._is_second(number, first, since):
-                        self._insist(signal.Signals(number).name)
+                        self._end_now(signal.Signals(number).name)
                     elif first is None:
                         first, since = signal.Signals(number).name, self._clock()
                         self.on_first()
@@ -87,15 +87,12 @@ class Interrupts:
     def _is_second(self, number: int, first: str | None, since: float) -> bool:
         return first is not None and (number == signal.SIGINT or self._clock() - since >= _ONE_REQUEST)
 
-    def _insist(self, name: str) -> None:
-        if not self._answered.wait(_GRACE):
-            _end_process(
+    def _end_now(self, name: str) -> None:
+        if not self._main_ends.wait(_GRACE):
+            from packtrain.delivery.trainers.watch import end_process
+
+            end_process(
                 f"ended by a second {name}: the current step neither finished nor reached a safe point to stop; "
-                f"{self.lost()}"
+                f"{self.lost()}",
+                code=_STOPPED,
             )
-
-
-def _end_process(message: str) -> None:
-    from packtrain.delivery.trainers.watch import end_process
-
-    end_process(message, code=_STOPPED)

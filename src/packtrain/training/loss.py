@@ -17,7 +17,7 @@ from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.delivery.trainers.token_loss import Evaluated
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.model_parts import part_of_weight
-from packtrain.training.agreement import summed
+from packtrain.training.agreement import sum_over_ranks
 from packtrain.training.step_settings import StepSettings
 
 _SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
@@ -29,11 +29,11 @@ _SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
 class SumOfLosses(Protocol):
     """Runs a model on a batch. Labels and weights are of the batch too; `targets` are made of them on the host."""
 
-    def targets(self, inputs: dict[str, Any]) -> Targets | None:
+    def targets(self, inputs: Batch) -> Targets | None:
         """What is known of a batch before it is on the GPU; takes the weights out of it."""
         ...
 
-    def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
+    def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         """The sum of the token losses in fp32, and the model's outputs."""
         ...
 
@@ -44,10 +44,10 @@ class InChunks:
     def __init__(self, model: Any, chunk: int, smoothing: float = 0.0) -> None:
         self._loss = ChunkedLoss.install(model, chunk=chunk, smoothing=smoothing)
 
-    def targets(self, inputs: dict[str, Any]) -> Targets:
+    def targets(self, inputs: Batch) -> Targets:
         return Targets.of(inputs["labels"], inputs.pop(LOSS_WEIGHTS, None))
 
-    def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
+    def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         targets = targets if targets is not None else self.targets(inputs)
         with self._loss.taking(targets):
             outputs = model(**inputs)
@@ -60,10 +60,10 @@ class FromLogits:
     def __init__(self, smoothing: float = 0.0) -> None:
         self._smoothing = smoothing
 
-    def targets(self, inputs: dict[str, Any]) -> None:
+    def targets(self, inputs: Batch) -> None:
         return None
 
-    def total(self, model: Any, inputs: dict[str, Any], targets: Targets | None) -> tuple[Tensor, Any]:
+    def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         labels, weights = inputs["labels"], inputs.get(LOSS_WEIGHTS)
         outputs = model(**{name: value for name, value in inputs.items() if name not in ("labels", LOSS_WEIGHTS)})
         ids = labels[..., 1:]
@@ -104,7 +104,7 @@ class StepReach:
 
     def __init__(self, batches: Sequence[Any], device: torch.device) -> None:
         media = float(sum(batch.info.images + batch.info.videos for batch in batches))
-        self._sums = summed([sum(weight_of(batch.info) for batch in batches), media], device)
+        self._sums = sum_over_ranks([sum(weight_of(batch.info) for batch in batches), media], device)
         self._host, self._sent = self._sums, None
         if device.type == "cuda":
             self._host = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
@@ -172,7 +172,7 @@ def evaluate(
             info, number = batch.info, number + 1
             weight, samples, tokens = weight + weight_of(info), samples + info.whole_samples, tokens + info.tokens
             failures += sum(not entry.filtered for entry in info.failures)
-        sums = summed([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
+        sums = sum_over_ranks([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
     return Evaluated.of(sums)
 
 

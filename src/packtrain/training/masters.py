@@ -16,19 +16,18 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import StateDict
 
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_parts import HALF
-from packtrain.training.sharded_files import tensors_in
 
 if TYPE_CHECKING:
     from packtrain.training.master_kernel import Stepped
@@ -38,11 +37,11 @@ AT_ONCE = 100_000_000  # numbers whose gradients are fp32 at the same time, wher
 WORTH_A_KERNEL = 2**16  # numbers of a weight; smaller ones take torch's way, all at once
 _KNOWN = ("torch", "transformers")  # packages whose optimizers step fp32 tensors, whatever the model is
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-_Groups = Sequence[Mapping[str, Any]]
+Group = Mapping[str, Any]  # of an optimizer's parameters, with its options
 
 
 def make_optimizer(
-    kind: type[Optimizer], groups: _Groups, options: Mapping[str, Any], *, masters: bool | None = None
+    kind: type[Optimizer], groups: Sequence[Group], options: Mapping[str, Any], *, masters: bool | None = None
 ) -> Optimizer:
     """An optimizer of this kind, with masters where any of its weights are in half precision.
 
@@ -50,11 +49,9 @@ def make_optimizer(
     """
     half = any(weight.dtype in HALF for group in groups for weight in group["params"])
     made = kind([dict(group) for group in groups], **options)
-    if not half or masters is False:
-        return without_masters(made)
-    if can_have_masters(made):
+    if half and masters is not False and can_have_masters(made):
         return MasterWeights(made)
-    if masters:
+    if half and masters:
         raise ConfigError(
             "training.master_weights",
             got=f"true with {kind.__module__}.{kind.__name__}, which keeps its own state",
@@ -82,9 +79,9 @@ def without_masters(optimizer: Optimizer) -> Optimizer:
 
 
 @torch.no_grad()
-def _leave_out_masters(optimizer: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-    kept, saved = _split(loaded["state"])
-    for name, weight in zip(_members(loaded["param_groups"]), _members(optimizer.param_groups), strict=False):
+def _leave_out_masters(optimizer: Optimizer, loaded: StateDict) -> StateDict:
+    kept, saved = _without_masters(loaded["state"])
+    for name, weight in zip(_in_groups(loaded["param_groups"]), _in_groups(optimizer.param_groups), strict=False):
         if name in saved and weight.dtype == torch.float32:  # torch refuses groups of other sizes after this
             weight.copy_(saved[name])
     return {**loaded, "state": kept}
@@ -119,12 +116,12 @@ class MasterWeights(Optimizer):
         self._follow_groups()
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            for part in _parts(self._step_in_one_pass(group, weights)):
+            for part in _spans(self._step_in_one_pass(group, weights)):
                 self._step_part(group, part)
         self._show()
         return loss
 
-    def _step_in_one_pass(self, group: Mapping[str, Any], weights: Sequence[Tensor]) -> list[Tensor]:
+    def _step_in_one_pass(self, group: Group, weights: Sequence[Tensor]) -> list[Tensor]:
         """Step those that a kernel of ours can, and return the others.
 
         In its first step a weight is one of the others: the wrapped optimizer makes its states.
@@ -151,7 +148,7 @@ class MasterWeights(Optimizer):
             step_all([one for one in done.values() if one.place == place], rates)
         return [weight for weight in weights if weight not in done]
 
-    def _step_part(self, group: Mapping[str, Any], weights: Sequence[Tensor]) -> None:
+    def _step_part(self, group: Group, weights: Sequence[Tensor]) -> None:
         if any(weight.grad.is_sparse for weight in weights if weight.grad is not None):
             raise ConfigError(
                 "training.master_weights",
@@ -171,12 +168,12 @@ class MasterWeights(Optimizer):
         for _, master in half:
             master.grad = None
 
-    def _options(self, group: Mapping[str, Any], masters: Sequence[Tensor]) -> dict[str, Any]:
+    def _options(self, group: Group, masters: Sequence[Tensor]) -> dict[str, Any]:
         return {**self._inner.defaults, **group, "params": list(masters)}
 
     def _follow_groups(self) -> None:
         """A master for every parameter that is in a group now."""
-        now = _members(self.param_groups)
+        now = _in_groups(self.param_groups)
         if len(now) == len(self._masters) and all(weight in self._masters for weight in now):
             return
         known = self._masters
@@ -207,9 +204,9 @@ class MasterWeights(Optimizer):
             self._show()
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """As torch does it, but nothing is rounded to the precision of the parameters."""
-        kept, saved = _split(state_dict["state"])
+        kept, saved = _without_masters(state_dict["state"])
         super().load_state_dict({**state_dict, "state": {}})
         self._masters = {}  # nothing of before stays, or it would be there beside what is loaded
         self._inner.state.clear()
@@ -217,9 +214,9 @@ class MasterWeights(Optimizer):
             "state"
         ]:  # a state before the first step; also accelerate's, before weights have their places
             return
-        names, missing = _members(state_dict["param_groups"]), 0
-        for name, weight in zip(names, _members(self.param_groups), strict=True):
-            self._masters[weight] = _taken(weight, saved.get(name))
+        names, missing = _in_groups(state_dict["param_groups"]), 0
+        for name, weight in zip(names, _in_groups(self.param_groups), strict=True):
+            self._masters[weight] = _restored_master(weight, saved.get(name))
             missing += weight.dtype in HALF and name in kept and name not in saved
         groups = [self._options(group, [self._masters[one] for one in group["params"]]) for group in self.param_groups]
         self._inner.param_groups = groups
@@ -249,24 +246,11 @@ def masters_of(optimizer: Any) -> MasterWeights | None:
     return optimizer if isinstance(optimizer, MasterWeights) else None
 
 
-def reading(optimizer: Any, checkpoint: Path) -> AbstractContextManager[None]:
-    """For the time in which a checkpoint is read: sharded ones must have what is asked for, and old ones have none."""
-    found, states = masters_of(optimizer), sorted(Path(checkpoint).glob("optimizer_*/.metadata"))
-    if not states:
-        return nullcontext()
-    has_masters = any(name.endswith(f".{MASTER}") for name in tensors_in(states[0]))
-    if has_masters and found is None:
-        warnings.warn(
-            "the checkpoint has fp32 masters, which are ignored: the run continues from weights", stacklevel=2
-        )
-    return nullcontext() if has_masters or found is None else found.as_before_masters()
-
-
 def _master_of(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32) if weight.dtype in HALF else weight
 
 
-def _taken(weight: Tensor, saved: Tensor | None) -> Tensor:
+def _restored_master(weight: Tensor, saved: Tensor | None) -> Tensor:
     """A saved master as it is, without a copy of it; a weight that is fp32 now becomes what its master was."""
     if saved is None:
         return _master_of(weight)
@@ -275,7 +259,7 @@ def _taken(weight: Tensor, saved: Tensor | None) -> Tensor:
     return weight.copy_(saved)
 
 
-def _has_kernel(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
+def _has_kernel(optimizer: Optimizer, group: Group) -> bool:
     """Is this AdamW as it is by default, asked to be fused?"""
     plain = type(optimizer) is torch.optim.AdamW and bool(group.get("fused")) and isinstance(group["lr"], float)
     return plain and not group["amsgrad"] and not group["maximize"] and find_spec("triton") is not None
@@ -300,18 +284,18 @@ def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _members(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _in_groups(groups: Sequence[Group]) -> list[Any]:
     """What is in all groups, in their order: parameters, or their names in a saved state."""
     return list(chain.from_iterable(group["params"] for group in groups))
 
 
-def _split(state: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, Tensor]]:
+def _without_masters(state: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, Tensor]]:
     """A saved state without masters, and they."""
     kept = {key: {name: one for name, one in values.items() if name != MASTER} for key, values in state.items()}
     return kept, {key: values[MASTER] for key, values in state.items() if MASTER in values}
 
 
-def _parts(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _spans(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Spans of parameters of not more numbers than are fp32 at once, or of one parameter."""
     part, numbers = list[Tensor](), 0
     for weight in weights:

@@ -1,7 +1,7 @@
 """Measures optimizer steps: what each rank did and how long it took -> the metrics of the step over all ranks.
 
     meter.begin()                        before the first batch of a step is asked for
-    meter.took(batch.info, waited)       once for every batch of this rank
+    meter.add_batch(batch.info, waited)  once for every batch of this rank
     meter.end(step=..., loss=..., ...)   when the optimizer has stepped; every rank, for they exchange one small vector
 
 The host waits for the GPU once a step, in `end`: without that no step has a time of its own. What lies between `end`
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import Any, Protocol
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,86 +23,73 @@ from torch.distributed import ProcessGroup
 from packtrain.core.errors import ArtifactError
 from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.predicting.flops import training_flops
-from packtrain.predicting.values import ModelShape, TrainingSetup
-from packtrain.runs.step_metrics import StepMetrics
-from packtrain.training.predictions import Prediction, batch_load, useful_load
+from packtrain.runs.step_metrics import SUMMED, StepMetrics, over_ranks
+from packtrain.training.predictions import ModelPrediction, batch_load, useful_load
 from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, device_memory, stopwatch
 
 _STATE = 1
+# What is summed over batches and ranks under one name in both; patches are counted with care, as they may be unknown.
+_COUNTED = {one.name for one in fields(BatchInfo)} & SUMMED - {"patches"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepFacts:
-    """One optimizer step of one rank. The trainer makes it, the meter turns those of all ranks into metrics."""
+class Meter:
+    """Measures steps; this one measures nothing. `StepMeter` is one, and users may have others."""
 
-    step: int  # counted from 1, over the whole run
-    epoch: float
-    loss: float  # of the step over all ranks: sum over its tokens divided by their number
-    grad_norm: float | None
-    learning_rates: Mapping[str, float]  # by part: language, vision, projector
-    batches: tuple[BatchInfo, ...]  # of this rank
-    seconds: float  # from the end of the step before to the end of this one
-    data_seconds: float  # of it: waiting for batches
-    own_seconds: float  # of it: until this rank was done and waited for the others
-    memory_bytes: int = 0  # the most that torch had allocated on this rank's GPU; 0 without one
-    memory_limit: int = 0  # what that GPU has
+    def attend(self, model: nn.Module, device: torch.device | None = None) -> None:
+        """Training begins."""
 
+    def leave(self) -> None:
+        """Training is over."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankShare:
-    """One rank's part of a step as the numbers that ranks exchange; NaN stands for what is not known."""
+    def begin(self) -> None:
+        """A step begins: its first batch is about to be asked for."""
 
-    loss: float
-    grad_norm: float
-    batches: float
-    samples: float
-    tokens: float
-    supervised_tokens: float
-    padding: float
-    images: float
-    videos: float
-    frames: float
-    patches: float
-    shortest: float  # batch, in real tokens
-    longest: float
-    seconds: float
-    data_seconds: float
-    own_seconds: float
-    memory_bytes: float
-    memory_limit: float
-    flops: float
-    predicted_seconds: float
-    predicted_memory: float
+    def add_batch(self, info: BatchInfo, waited: float) -> None:
+        """This rank got a batch, after waiting for it for this many seconds."""
+
+    def end(
+        self,
+        *,
+        step: int,
+        epoch: float,
+        loss: Tensor | float,
+        grad_norm: Tensor | float | None,
+        learning_rates: Mapping[str, float],
+    ) -> Any:
+        """The step is over. The mean over ranks of the losses is the loss of the step."""
+
+    def state_dict(self) -> dict[str, int]:
+        """What a run that is resumed goes on from."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what was counted before a checkpoint."""
 
 
-class StepMeter:
+class StepMeter(Meter):
     """One rank's meter. `capacity`: tokens that a pack can hold; without it fill is the share that is no padding.
 
-    `peak_flops` is that of one GPU. The mean over ranks of the losses given to `end` must be the loss of the step.
-    `device` is where training runs; without it that is where the model of `attend` is, else the host.
+    `model` counts FLOPs, and predicts time and memory where it knows the GPU. `device` is where training runs; without
+    it that is where the model of `attend` is, else the host.
     """
 
     def __init__(
         self,
         *,
-        shape: ModelShape | None = None,
-        setup: TrainingSetup | None = None,
-        peak_flops: float | None = None,
+        model: ModelPrediction | None = None,
         world: int = 1,
         rank: int = 0,
         capacity: int | None = None,
-        predicted: Prediction | None = None,
         group: ProcessGroup | None = None,
         device: torch.device | None = None,
         watch: Stopwatch | None = None,
-        gib: Memory | None = None,
+        memory: Memory | None = None,
     ) -> None:
         assert 0 <= rank < world, f"rank {rank} of {world}"
-        self._shape, self._setup, self._peak_flops, self._predicted = shape, setup, peak_flops, predicted
-        self._world, self._rank, self._capacity, self._group = world, rank, capacity, group
-        self._device, self._given = device, (watch, gib)
+        self._model, self._world, self._capacity, self._group = model, world, capacity, group
+        self._device, self._given = device, (watch, memory)
         self._backward: BackwardEnd | None = None
-        self._stand_on(device if device is not None else torch.device("cpu"))
+        self._measure_on(device if device is not None else torch.device("cpu"))
         self._samples_seen = self._tokens_seen = 0
         self.begin()
 
@@ -115,7 +102,7 @@ class StepMeter:
         self._backward = BackwardEnd(model, self.done)
         if self._device is None:
             weight = next(model.parameters(), None)
-            self._stand_on(device or (weight.device if weight is not None else torch.device("cpu")))
+            self._measure_on(device or (weight.device if weight is not None else torch.device("cpu")))
             self.begin()
 
     def leave(self) -> None:
@@ -124,10 +111,10 @@ class StepMeter:
             self._backward.close()
         self._backward = None
 
-    def _stand_on(self, device: torch.device) -> None:
-        watch, gib = self._given
+    def _measure_on(self, device: torch.device) -> None:
+        watch, memory = self._given
         self._watch = watch if watch is not None else stopwatch(device)
-        self._memory = gib if gib is not None else device_memory(device)
+        self._memory = memory if memory is not None else device_memory(device)
 
     def begin(self) -> None:
         """A step begins: its first batch is about to be asked for."""
@@ -136,8 +123,8 @@ class StepMeter:
         self._memory.restart()
         self._start, self._done = self._watch.mark(), None
 
-    def took(self, info: BatchInfo, waited: float) -> None:
-        """This rank got a batch, after so many seconds of waiting."""
+    def add_batch(self, info: BatchInfo, waited: float) -> None:
+        """This rank got a batch, after waiting for it for this many seconds."""
         self._batches.append(info)
         self._waited += waited
 
@@ -157,25 +144,35 @@ class StepMeter:
         """The step is over on this rank; what it was over all of them."""
         finish = self._watch.mark()
         self._watch.wait()
-        facts = StepFacts(
-            step=step,
-            epoch=epoch,
-            loss=_number(loss),
-            grad_norm=None if grad_norm is None else _number(grad_norm),
-            learning_rates=dict(learning_rates),
-            batches=tuple(self._batches),
-            seconds=self._watch.between(self._start, finish),
-            data_seconds=self._waited,
-            own_seconds=self._watch.between(self._start, finish if self._done is None else self._done),
-            memory_bytes=self._memory.peak(),
-            memory_limit=self._memory.limit(),
+        own = self._watch.between(self._start, finish if self._done is None else self._done)
+        shares = self._gather(
+            {
+                **self._counts(),
+                "loss": _number(loss),
+                "grad_norm": math.nan if grad_norm is None else _number(grad_norm),
+                "step_seconds": self._watch.between(self._start, finish),
+                "data_wait_seconds": self._waited,
+                "own_seconds": own,
+                "memory_bytes": self._memory.peak(),
+                "memory_limit": self._memory.limit(),
+            }
         )
         if self._backward is not None:
-            self._backward.settle()
-        shares = self._gather(self._share(facts))
-        self._samples_seen += int(sum(share.samples for share in shares))
-        self._tokens_seen += int(sum(share.tokens for share in shares))
-        metrics = self._metrics(facts, shares)
+            self._backward.keep_last()
+        counts = over_ranks(shares)
+        self._samples_seen += counts["samples"]
+        self._tokens_seen += counts["tokens"]
+        metrics = StepMetrics(
+            step=step,
+            epoch=epoch,
+            loss=sum(share["loss"] for share in shares) / self._world if counts["supervised_tokens"] else None,
+            grad_norm=None if grad_norm is None else shares[0]["grad_norm"],
+            learning_rates=dict(learning_rates),
+            samples_seen=self._samples_seen,
+            tokens_seen=self._tokens_seen,
+            **counts,
+            **self._derived(counts, shares),
+        )
         self.begin()
         return metrics
 
@@ -191,103 +188,64 @@ class StepMeter:
             raise ArtifactError("state of the step meter", got=str(dict(state))[:200], expected=expected)
         self._samples_seen, self._tokens_seen = int(state["samples_seen"]), int(state["tokens_seen"])
 
-    def _share(self, facts: StepFacts) -> RankShare:
-        real = [info for info in facts.batches if info.samples]
-        loads = [batch_load(info) for info in facts.batches]
-        expected = self._predicted if loads else None
-        return RankShare(
-            loss=facts.loss,
-            grad_norm=math.nan if facts.grad_norm is None else facts.grad_norm,
-            batches=len(real),
-            samples=sum(info.whole_samples for info in real),
-            tokens=sum(info.tokens for info in real),
-            supervised_tokens=sum(info.supervised_tokens for info in real),
-            padding=sum(info.padding for info in facts.batches),
-            images=sum(info.images for info in real),
-            videos=sum(info.videos for info in real),
-            frames=sum(info.frames for info in real),
-            patches=math.nan if any(info.patches is None for info in real) else sum(info.patches or 0 for info in real),
-            shortest=min((info.tokens for info in real), default=math.inf),
-            longest=max((info.tokens for info in real), default=0),
-            seconds=facts.seconds,
-            data_seconds=facts.data_seconds,
-            own_seconds=facts.own_seconds,
-            memory_bytes=facts.memory_bytes,
-            memory_limit=facts.memory_limit,
-            flops=self._flops(real),
-            predicted_seconds=math.nan if expected is None else expected.seconds(loads),
-            predicted_memory=math.nan if expected is None else expected.memory_bytes(loads),
-        )
+    def _counts(self) -> dict[str, float]:
+        """What the batches of this rank hold, by the names of StepMetrics; NaN is what is not known."""
+        real = [info for info in self._batches if info.samples]
+        loads = [batch_load(info) for info in self._batches]
+        model = self._model if loads and self._model is not None and self._model.gpu is not None else None
+        patches = [info.patches for info in real]
+        return {
+            **{name: sum(getattr(info, name) for info in real) for name in _COUNTED},
+            "batches": len(real),
+            "samples": sum(info.whole_samples for info in real),
+            "padding": sum(info.padding for info in self._batches),
+            "patches": sum(math.nan if one is None else one for one in patches),
+            "seq_len_min": min((info.tokens for info in real), default=math.nan),
+            "seq_len_max": max((info.tokens for info in real), default=0),
+            "flops": self._flops(real),
+            "predicted_seconds": math.nan if model is None else model.seconds(loads),
+            "predicted_memory_bytes": math.nan if model is None else model.memory_bytes(loads),
+        }
 
     def _flops(self, batches: Sequence[BatchInfo]) -> float:
         """Useful FLOPs; those of an encoder that sees patches in unknown numbers are not known."""
-        if self._shape is None or self._setup is None or any(info.patches is None for info in batches):
+        model = self._model
+        if model is None or any(info.patches is None for info in batches):
             return math.nan
-        return sum(training_flops(self._shape, self._setup, useful_load(info)).total for info in batches)
+        return sum(training_flops(model.shape, model.setup, useful_load(info)).total for info in batches)
 
-    def _gather(self, mine: RankShare) -> list[RankShare]:
+    def _gather(self, mine: dict[str, float]) -> list[dict[str, float]]:
         """The shares of all ranks, in their order: sums do not depend on who was first."""
         if self._world == 1:
             return [mine]
         on_host = "cpu:" in dist.get_backend_config(self._group)
         device = torch.device("cpu") if on_host else torch.accelerator.current_accelerator(check_available=True)
-        vector = torch.tensor(astuple(mine), dtype=torch.float64, device=device)
+        vector = torch.tensor(list(mine.values()), dtype=torch.float64, device=device)
         parts = [torch.empty_like(vector) for _ in range(self._world)]
         dist.all_gather(parts, vector, group=self._group)
-        names = [one.name for one in fields(RankShare)]
-        return [RankShare(**dict(zip(names, row, strict=True))) for row in torch.stack(parts).tolist()]
+        return [dict(zip(mine, row, strict=True)) for row in torch.stack(parts).tolist()]
 
-    def _metrics(self, facts: StepFacts, shares: Sequence[RankShare]) -> StepMetrics:
-        def total(name: str) -> float:
-            return sum(getattr(share, name) for share in shares)
-
-        def most(name: str) -> float:
-            found = [getattr(share, name) for share in shares]
-            return max((value for value in found if not math.isnan(value)), default=math.nan)
-
-        tokens, padding, batches, seconds = total("tokens"), total("padding"), total("batches"), most("seconds")
-        fullest = max(shares, key=lambda share: share.memory_bytes)
-        own = tuple(share.own_seconds for share in shares)
-        flops, wait, held = total("flops"), most("data_seconds"), batches * (self._capacity or 0)
-        utilisation = _ratio(flops, seconds * self._world * self._peak_flops) if self._peak_flops else math.nan
-        return StepMetrics(
-            step=facts.step,
-            epoch=facts.epoch,
-            loss=total("loss") / self._world if total("supervised_tokens") else None,
-            grad_norm=None if facts.grad_norm is None else shares[0].grad_norm,
-            learning_rates=facts.learning_rates,
-            batches=int(batches),
-            samples=int(total("samples")),
-            tokens=int(tokens),
-            supervised_tokens=int(total("supervised_tokens")),
-            images=int(total("images")),
-            patches=_whole(total("patches")),
-            seq_len_avg=_ratio(tokens, batches),
-            seq_len_min=int(min(share.shortest for share in shares)) if batches else 0,
-            seq_len_max=int(most("longest")),
-            fill=_ratio(tokens, held or tokens + padding),
-            padding_share=_ratio(padding, tokens + padding),
-            step_seconds=seconds,
-            tokens_per_second=_ratio(tokens, seconds),
-            samples_per_second=_ratio(total("samples"), seconds),
-            images_per_second=_ratio(total("images"), seconds),
-            patches_per_second=_known(_ratio(total("patches"), seconds)),
-            data_wait_seconds=wait,
-            data_wait_share=_ratio(wait, seconds),
-            rank_seconds=own,
-            spread=_spread(own),
-            work_spread=_known(_spread([share.flops for share in shares])),
-            flops=_known(flops),
-            mfu=_known(utilisation),
-            memory_bytes=int(fullest.memory_bytes) or None,
-            memory_limit=int(fullest.memory_limit) or None,
-            samples_seen=self._samples_seen,
-            tokens_seen=self._tokens_seen,
-            predicted_seconds=_known(most("predicted_seconds")),
-            predicted_memory_bytes=_whole(most("predicted_memory")),
-            videos=int(total("videos")),
-            frames=int(total("frames")),
-        )
+    def _derived(self, counts: Mapping[str, Any], shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+        """The fields that follow from those of the whole step, and from how ranks differ."""
+        tokens, batches, seconds = counts["tokens"], counts["batches"], counts["step_seconds"]
+        padding = sum(share["padding"] for share in shares)
+        fullest = max(shares, key=lambda share: share["memory_bytes"])
+        own = tuple(share["own_seconds"] for share in shares)
+        flops, gpu = counts["flops"], self._model.gpu if self._model is not None else None
+        return {
+            "seq_len_avg": _ratio(tokens, batches),
+            "fill": _ratio(tokens, batches * (self._capacity or 0) or tokens + padding),
+            "padding_share": _ratio(padding, tokens + padding),
+            **{f"{name}_per_second": _ratio(counts[name], seconds) for name in ("tokens", "samples", "images")},
+            "patches_per_second": None if counts["patches"] is None else _ratio(counts["patches"], seconds),
+            "data_wait_share": _ratio(counts["data_wait_seconds"], seconds),
+            "rank_seconds": own,
+            "spread": _spread(own),
+            "work_spread": None if flops is None else _spread([share["flops"] for share in shares]),
+            "mfu": None if flops is None or gpu is None else _ratio(flops, seconds * self._world * gpu.bf16_flops),
+            "memory_bytes": int(fullest["memory_bytes"]) or None,
+            "memory_limit": int(fullest["memory_limit"]) or None,
+        }
 
 
 def _number(value: Tensor | float) -> float:
@@ -304,55 +262,3 @@ def _spread(values: Sequence[float]) -> float:
     """The largest over the mean; 1 where there is nothing to compare."""
     mean = sum(values) / len(values)
     return 1.0 if mean == 0 else max(values) / mean
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _whole(value: float) -> int | None:
-    return None if math.isnan(value) else int(value)
-
-
-# ---- for the trainer
-
-
-class Meter(Protocol):
-    """Measures steps; `training.meter.StepMeter` is one.
-
-    One that has `attend(model, device)` is told when training begins, and by `leave()` when it is over; one that has
-    `state_dict` and `load_state_dict` goes on with what it counted before a checkpoint.
-    """
-
-    def begin(self) -> None:
-        """A step begins: its batches are about to be asked for."""
-        ...
-
-    def took(self, info: BatchInfo, waited: float) -> None:
-        """This rank got a batch, after so many seconds."""
-        ...
-
-    def end(
-        self,
-        *,
-        step: int,
-        epoch: float,
-        loss: Tensor | float,
-        grad_norm: Tensor | float | None,
-        learning_rates: Mapping[str, float],
-    ) -> Any:
-        """The step is over. The mean over ranks of the losses is the loss of the step."""
-        ...
-
-
-class NoMeter:
-    """Measures nothing."""
-
-    def begin(self) -> None:
-        pass
-
-    def took(self, info: BatchInfo, waited: float) -> None:
-        pass
-
-    def end(self, **facts: Any) -> None:
-        pass

@@ -1,6 +1,6 @@
 """The rules of early warnings that look at the last steps. Each is a pure function: steps -> what was found, or None.
 
-The present step is the last one. Middle values and their spread are medians, so that one outlier neither raises a
+Middle values and their spread are medians, so that one outlier neither raises a
 warning about others nor hides the next.
 """
 
@@ -14,42 +14,50 @@ from statistics import fmean, mean, median, variance
 from typing import Any, NamedTuple
 
 from packtrain.core.numbers import gib
-from packtrain.runs.history import Kind, MonitorLimits, Seen
+from packtrain.runs.history import Kind, MonitorLimits
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
 _NORMAL = 1.4826  # median deviation of a normal distribution -> its standard deviation
 _INSPECT = "`packtrain inspect RUN --step {step}` names its samples"
 
 
-class Found(NamedTuple):
+class Diagnosis(NamedTuple):
     """What a rule says."""
 
     found: str
     advice: str
 
 
-Rule = Callable[[Sequence[Seen], MonitorLimits], Found | None]
+class History(NamedTuple):
+    """What rules look at: the last steps, with the present one at the end."""
+
+    steps: Sequence[StepMetrics]
+    steady: Sequence[StepMetrics]  # whose times count: without the first steps of a process
 
 
-def loss_not_finite(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+Rule = Callable[[History, MonitorLimits], Diagnosis | None]
+
+
+def loss_not_finite(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """The loss is not a number, or infinite."""
-    now = seen[-1]
-    if now.loss is not None or not now.taught:
+    now = history.steps[-1]
+    if now.loss is None or math.isfinite(now.loss):
         return None
-    return Found(
+    return Diagnosis(
         "the loss is not a finite number",
         "resume from the last checkpoint with a lower learning_rate or a longer warm-up; with fp16, train in bf16. "
         f"{_INSPECT.format(step=now.step)}",
     )
 
 
-def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def loss_spike(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """The loss is six robust standard deviations, and a fifth, above the median of the last 16 steps.
 
     In the first steps: four times their median, and one above it. The deviation is that of changes over 64 steps, so
     that a loss that falls steeply does not hide what jumps.
     """
-    now, past = seen[-1].loss, _numbers(one.loss for one in seen[-limits.window - 1 : -1])
+    seen = history.steps
+    now, past = _finite(seen[-1].loss), _numbers(one.loss for one in seen[-limits.window - 1 : -1])
     if now is None or not past:
         return None
     middle = median(past[-limits.fewest :])
@@ -57,7 +65,7 @@ def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
         explodes = now > limits.early_factor * middle and now - middle > 1
         told = f"the loss is {now:.4g}, up from about {middle:.4g} in the first steps"
         return (
-            Found(told, "stop the run: lower learning_rate, lengthen the warm-up, set max_grad_norm")
+            Diagnosis(told, "stop the run: lower learning_rate, lengthen the warm-up, set max_grad_norm")
             if explodes
             else None
         )
@@ -66,107 +74,113 @@ def loss_spike(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
     if now - middle <= max(limits.spike_sigmas * sigma, limits.spike_rise * abs(middle)):
         return None
     above = f"{(now - middle) / sigma:.0f} standard deviations above" if sigma else "above"  # exactly 0 until now
-    return Found(
+    return Diagnosis(
         f"the loss is {now:.4g}, {above} the {middle:.4g} before",
         "if it does not recover within a few steps, lower learning_rate or max_grad_norm, or lengthen the warm-up. "
         f"{_INSPECT.format(step=seen[-1].step)}",
     )
 
 
-def gradient_high(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def gradient_high(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """The gradient norm is ten times the median of the last 64 steps."""
-    now, past = seen[-1].grad_norm, _numbers(one.grad_norm for one in seen[-limits.window - 1 : -1])
+    seen = history.steps
+    now, past = _finite(seen[-1].grad_norm), _numbers(one.grad_norm for one in seen[-limits.window - 1 : -1])
     if now is None or len(past) < limits.fewest or now <= limits.gradient_factor * median(past):
         return None
-    return Found(
+    return Diagnosis(
         f"the gradient norm is {now:.4g}, usually {median(past):.4g}",
         f"set max_grad_norm (1.0 is common) to clip such steps. {_INSPECT.format(step=seen[-1].step)}",
     )
 
 
-def gradient_exploding(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def gradient_exploding(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Not finite three times in a row, or the median of five steps is ten times that of those before."""
     advice = "lower learning_rate, lengthen the warm-up, set max_grad_norm; with fp16, train in bf16"
-    if len(seen) >= 3 and all(one.grad_broken for one in seen[-3:]):
-        return Found("the gradient norm was not finite three times in a row", advice)
+    seen = history.steps
+    if len(seen) >= 3 and all(one.grad_norm is not None and not math.isfinite(one.grad_norm) for one in seen[-3:]):
+        return Diagnosis("the gradient norm was not finite three times in a row", advice)
     last, past = (_numbers(one.grad_norm for one in part) for part in (seen[-5:], seen[-limits.window - 5 : -5]))
     if len(last) < 5 or len(past) < limits.fewest or median(last) <= limits.gradient_factor * median(past):
         return None
-    return Found(f"the gradient norm went from about {median(past):.4g} to about {median(last):.4g} and stays", advice)
-
-
-def gradient_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
-    """The gradient norm is exactly zero."""
-    if seen[-1].grad_norm != 0.0:
-        return None
-    if not seen[-1].taught:
-        return Found(
-            "the step has no supervised tokens: the weights do not change",
-            "answers are cut off (overlong: truncate or split, with too short a packing_length) or masked out of the "
-            f"loss (loss_on). {_INSPECT.format(step=seen[-1].step)}",
-        )
-    return Found(
-        "the gradient norm is zero: nothing is trained",
-        "check the trainable parameters (train_language, train_vision, train_projector, lora_target_modules) and the "
-        f"loss mask (loss_on). {_INSPECT.format(step=seen[-1].step)}",
+    return Diagnosis(
+        f"the gradient norm went from about {median(past):.4g} to about {median(last):.4g} and stays", advice
     )
 
 
-def learning_rate_zero(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
-    """All learning rates have been zero for three steps; one or two are the ends of many schedules."""
-    last = seen[-3:]
-    if len(last) < 3 or any(one.rate != 0.0 for one in last):
+def gradient_zero(history: History, limits: MonitorLimits) -> Diagnosis | None:
+    """The gradient norm is exactly zero."""
+    now = history.steps[-1]
+    if now.grad_norm != 0.0:
         return None
-    return Found(
+    if now.loss is None:
+        return Diagnosis(
+            "the step has no supervised tokens: the weights do not change",
+            "answers are cut off (overlong: truncate or split, with too short a packing_length) or masked out of the "
+            f"loss (loss_on). {_INSPECT.format(step=now.step)}",
+        )
+    return Diagnosis(
+        "the gradient norm is zero: nothing is trained",
+        "check the trainable parameters (train_language, train_vision, train_projector, lora_target_modules) and the "
+        f"loss mask (loss_on). {_INSPECT.format(step=now.step)}",
+    )
+
+
+def learning_rate_zero(history: History, limits: MonitorLimits) -> Diagnosis | None:
+    """All learning rates have been zero for three steps; one or two are the ends of many schedules."""
+    last = history.steps[-3:]
+    if len(last) < 3 or any(max(one.learning_rates.values(), default=None) != 0.0 for one in last):
+        return None
+    return Diagnosis(
         "all learning rates have been zero for three steps",
         "the schedule is shorter than the run, or learning_rate is 0: compare max_steps, num_train_epochs and warm-up",
     )
 
 
-def memory_near_limit(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def memory_near_limit(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """At least 92 % of the GPU were allocated."""
-    now = seen[-1]
-    if not now.memory or not now.memory_limit or now.memory_share < limits.memory_share:
+    now = history.steps[-1]
+    share, used, limit = now.memory_share, now.memory_bytes, now.memory_limit
+    if not share or not used or not limit or share < limits.memory_share:
         return None
-    return Found(
-        f"{gib(now.memory)} of {gib(now.memory_limit)} were allocated ({now.memory_share:.0%})",
+    return Diagnosis(
+        f"{gib(used)} of {gib(limit)} were allocated ({share:.0%})",
         "a larger pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
         "on gradient_checkpointing or vision_checkpointing",
     )
 
 
-def data_bound(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def data_bound(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps more than a tenth of the time was waiting for batches."""
-    last = _settled(seen, limits)
-    seconds = sum(one.seconds for one in last)
-    share = sum(one.wait for one in last) / seconds if seconds else 0.0
+    last = history.steady
+    seconds = sum(one.step_seconds for one in last)
+    share = sum(one.data_wait_seconds for one in last) / seconds if seconds else 0.0
     if len(last) < limits.timing_window or share <= limits.wait_share:
         return None
-    return Found(
+    return Diagnosis(
         f"{share:.0%} of the time of the last {len(last)} steps was spent waiting for data",
         "raise dataloader_num_workers or dataloader_prefetch_factor; when streaming, raise cache_bytes or put the "
         "cache on a faster disk; lower media limits make decoding cheaper",
     )
 
 
-def unequal_ranks(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def unequal_ranks(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the slowest rank took 1.15 times the mean."""
-    last = _settled(seen, limits)
+    last = history.steady
     if len(last) < limits.timing_window or (spread := mean(one.spread for one in last)) <= limits.spread:
         return None
-    rank, times = Counter(one.slowest for one in last).most_common(1)[0]
+    rank, times = Counter(one.slowest_rank for one in last).most_common(1)[0]
     work = _numbers(one.work_spread for one in last)
     planned = mean(work) if work else None
     found = f"the slowest rank takes {spread:.2f} times the mean; in {times} of {len(last)} steps it was rank {rank}"
     if planned is not None and planned > (1 + limits.spread) / 2:
         advice = "the ranks have unequal work: raise packs_per_step, or set balance: strict"
-        return Found(f"{found}; their work differs by {planned:.2f}", advice)
-    return Found(found, f"their work is equal: check the GPU, host and disk of rank {rank}")
+        return Diagnosis(f"{found}; their work differs by {planned:.2f}", advice)
+    return Diagnosis(found, f"their work is equal: check the GPU, host and disk of rank {rank}")
 
 
-def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def instability(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """From one half of the last 100 steps to the other, changes of the loss or the norm became three times as large."""
-    half = max(limits.fewest, 50)
+    half, seen = max(limits.fewest, 50), history.steps
     before, after = seen[-2 * half : -half], seen[-half:]
     if len(before) < half:
         return None
@@ -174,37 +188,37 @@ def instability(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
         old, new = (_numbers(getattr(one, name) for one in part) for part in (before, after))
         if min(len(old), len(new)) < limits.fewest:
             continue
-        was, now = _unrest(old), _unrest(new)
+        was, now = _variability(old), _variability(new)
         if now > least and now > limits.variance_factor * was:
             what = "loss" if name == "loss" else "gradient norm"
-            return Found(
+            return Diagnosis(
                 f"the {what} changes by {now:.1%} from step to step, up from {was:.1%}",
                 "lower learning_rate or max_grad_norm, or raise packs_per_step",
             )
     return None
 
 
-def time_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def time_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the time without waiting for data is 1.25 times the predicted time, or the other way round."""
-    last = [(one.seconds - one.wait, one.predicted_seconds) for one in _settled(seen, limits)]
+    last = [(one.step_seconds - one.data_wait_seconds, one.predicted_seconds) for one in history.steady]
     ratios = [real / told for real, told in last if told]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_apart):
         return None
     faster = median(ratios) < 1
-    return Found(
+    return Diagnosis(
         f"steps take {median(ratios):.2f} times the predicted time",
         "`packtrain calibrate` fits the prediction to this machine"
         + ("" if faster else "; if already calibrated, something else uses the GPU or the host is too slow"),
     )
 
 
-def memory_apart(seen: Sequence[Seen], limits: MonitorLimits) -> Found | None:
+def memory_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
-    last = [(one.memory, one.predicted_memory) for one in _settled(seen, limits)]
+    last = [(one.memory_bytes, one.predicted_memory_bytes) for one in history.steady]
     ratios = [real / told for real, told in last if real and told]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_apart):
         return None
-    return Found(
+    return Diagnosis(
         f"steps need {median(ratios):.2f} times the predicted memory",
         "`packtrain calibrate` fits the prediction to this machine; until then do not rely on the predicted "
         "packing_length",
@@ -228,14 +242,12 @@ RULES: Mapping[Kind, Rule] = {
 
 
 def _numbers(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+    """Those that are known and finite."""
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _settled(seen: Sequence[Seen], limits: MonitorLimits) -> Sequence[Seen]:
-    """The last steps, those of a starting process left out."""
-    return [one for one in seen[-limits.timing_window - limits.settling_steps :] if one.settled][
-        -limits.timing_window :
-    ]
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _deviation(values: Sequence[float]) -> float:
@@ -244,7 +256,7 @@ def _deviation(values: Sequence[float]) -> float:
     return _NORMAL * median(abs(value - middle) for value in values)
 
 
-def _unrest(values: Sequence[float]) -> float:
+def _variability(values: Sequence[float]) -> float:
     """How much values change from one to the next, as a share of their size; a steady trend is no unrest."""
     changes = [after - before for before, after in pairwise(values)] or [0.0]
     return _deviation(changes) / max(abs(median(values)), 1e-12)
@@ -275,7 +287,7 @@ class Plateau:
         self._samples, self._first_rate = 0, 0.0  # of the span that is not finished
         self._losses: list[float] = []
 
-    def after(self, metrics: StepMetrics) -> Found | None:
+    def after(self, metrics: StepMetrics) -> Diagnosis | None:
         """Add a step."""
         rate = max(metrics.learning_rates.values(), default=0.0)
         self._highest = max(self._highest, rate)
@@ -306,7 +318,7 @@ class Plateau:
         self._highest, self._first_rate = float(state["highest"]), float(state["first_rate"])
         self._samples, self._losses = int(state["samples"]), list(state["losses"])
 
-    def _judge(self) -> Found | None:
+    def _judge(self) -> Diagnosis | None:
         for number in _COMPARED:
             if len(self._spans) < 2 * number:
                 return None
@@ -318,9 +330,9 @@ class Plateau:
                 return self._found(number, was, now)
         return None
 
-    def _found(self, number: int, was: float, now: float) -> Found:
+    def _found(self, number: int, was: float, now: float) -> Diagnosis:
         samples = number * self._limits.plateau_samples
-        return Found(
+        return Diagnosis(
             f"the mean loss over the last {samples:,} samples or more is {now:.4g}, over as many before that {was:.4g}",
             "try a higher or decaying learning_rate, more trainable parameters or a larger lora_rank; if the "
             "evaluation loss is good enough, stop here",
@@ -341,7 +353,7 @@ class Overfitting:
         if loss is not None and math.isfinite(loss):
             self._sum, self._steps = self._sum + loss, self._steps + 1
 
-    def after(self, metrics: EvalMetrics) -> Found | None:
+    def after(self, metrics: EvalMetrics) -> Diagnosis | None:
         """Add an evaluation."""
         if self._steps == 0 or not math.isfinite(metrics.eval_loss):
             return None
@@ -355,7 +367,7 @@ class Overfitting:
         rising = losses[0] < losses[1] < losses[2] and losses[2] > (1 + self._limits.eval_rise) * best
         if not rising or training[2] >= training[0]:
             return None
-        return Found(
+        return Diagnosis(
             f"evaluation loss rose from {losses[0]:.4g} to {losses[2]:.4g} while training loss fell from "
             f"{training[0]:.4g} to {training[2]:.4g}; each sample was seen {metrics.epoch:.1f} times",
             "stop early (early_stopping_patience) or use the best checkpoint; fewer epochs, more data, a smaller "

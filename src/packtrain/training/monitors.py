@@ -7,20 +7,18 @@ from functools import partial
 from typing import Any
 
 from packtrain.core.errors import ArtifactError
-from packtrain.runs.history import (
-    KINDS,
-    EarlyWarning,
-    Kind,
-    MonitorLimits,
-    Seen,
-    from_rows,
-    remembered,
-    to_rows,
+from packtrain.runs.history import KINDS, EarlyWarning, Kind, MonitorLimits
+from packtrain.runs.step_metrics import (
+    EvalMetrics,
+    StepMetrics,
+    named_numbers,
+    numbers_of_names,
+    step_from_plain,
+    to_plain,
 )
-from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
-from packtrain.training.monitor_rules import RULES, Found, Overfitting, Plateau
+from packtrain.training.monitor_rules import RULES, Diagnosis, History, Overfitting, Plateau
 
-_STATE = 1
+_STATE = 2
 
 
 class Monitors:
@@ -33,7 +31,9 @@ class Monitors:
     def __init__(self, limits: MonitorLimits | None = None) -> None:
         self._limits = limits if limits is not None else MonitorLimits()
         self._kept = max(2 * self._limits.window, 128)
-        self._seen: list[Seen] = []
+        self._steps: list[StepMetrics] = []
+        self._plain: list[dict[str, Any]] = []  # the same, for states
+        self._unsteady: set[int] = set()  # of them, the first ones of a process
         self._last: dict[str, int] = {}  # kind -> the step at which it was said
         self._plateau, self._overfitting = Plateau(self._limits), Overfitting(self._limits)
         self.restarted()
@@ -44,22 +44,28 @@ class Monitors:
 
     def observe(self, metrics: StepMetrics) -> tuple[EarlyWarning, ...]:
         """What a step gives reason to say."""
-        self._seen = [*self._seen, remembered(metrics, settled=self._settling == 0)][-self._kept :]
+        self._steps = [*self._steps, metrics][-self._kept :]
+        self._plain = [*self._plain, named_numbers(to_plain(metrics))][-self._kept :]
+        self._unsteady = {step for step in self._unsteady if step >= self._steps[0].step}
+        if self._settling:
+            self._unsteady.add(metrics.step)
         self._settling = max(0, self._settling - 1)
         self._overfitting.trained(metrics.loss)
-        found = {kind: _tried(partial(rule, self._seen, self._limits)) for kind, rule in RULES.items()}
-        found["plateau"] = _tried(partial(self._plateau.after, metrics))
-        return self._said(found, metrics.step)
+        history = History(steps=self._steps, steady=self._steady())
+        found = {kind: _guarded(partial(rule, history, self._limits)) for kind, rule in RULES.items()}
+        found["plateau"] = _guarded(partial(self._plateau.after, metrics))
+        return self._after_cooldown(found, metrics.step)
 
     def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
         """What an evaluation gives reason to say."""
-        return self._said({"overfitting": _tried(partial(self._overfitting.after, metrics))}, metrics.step)
+        return self._after_cooldown({"overfitting": _guarded(partial(self._overfitting.after, metrics))}, metrics.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a warning could depend on, as JSON."""
         return {
             "version": _STATE,
-            "seen": to_rows(self._seen),
+            "steps": list(self._plain),
+            "unsteady": sorted(self._unsteady),
             "last": dict(self._last),
             "settling": self._settling,
             "plateau": self._plateau.state_dict(),
@@ -68,15 +74,25 @@ class Monitors:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state."""
-        last = state.get("last")
-        if state.get("version") != _STATE or not isinstance(last, Mapping) or not set(last) <= set(KINDS):
-            raise ArtifactError("state of the monitors", got=str(dict(state))[:200], expected=f"version {_STATE}")
-        self._seen, self._last = from_rows(state.get("seen")), {str(kind): int(step) for kind, step in last.items()}
-        self._settling = int(state["settling"])
-        self._plateau.load_state_dict(state["plateau"])
-        self._overfitting.load_state_dict(state["overfitting"])
+        try:
+            if state["version"] != _STATE or not set(state["last"]) <= set(KINDS):
+                raise ValueError("another version")
+            self._plain = [dict(one) for one in state["steps"]]
+            self._steps = [step_from_plain(numbers_of_names(one)) for one in self._plain]
+            self._unsteady, self._settling = set(map(int, state["unsteady"])), int(state["settling"])
+            self._last = {str(kind): int(step) for kind, step in state["last"].items()}
+            self._plateau.load_state_dict(state["plateau"])
+            self._overfitting.load_state_dict(state["overfitting"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            got, expected = str(dict(state))[:200], f"version {_STATE}"
+            raise ArtifactError("state of the monitors", got=got, expected=expected) from error
 
-    def _said(self, found: Mapping[Kind, Found | None], step: int) -> tuple[EarlyWarning, ...]:
+    def _steady(self) -> list[StepMetrics]:
+        """The last steps, those of a starting process left out."""
+        window, settling = self._limits.timing_window, self._limits.settling_steps
+        return [one for one in self._steps[-window - settling :] if one.step not in self._unsteady][-window:]
+
+    def _after_cooldown(self, found: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
         warnings = []
         for kind, what in found.items():
             if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
@@ -86,12 +102,12 @@ class Monitors:
         return tuple(warnings)
 
 
-def _tried(rule: Callable[[], Found | None]) -> Found | None:
+def _guarded(rule: Callable[[], Diagnosis | None]) -> Diagnosis | None:
     """What a rule says. Watching must never end a run, so a rule that fails says that of itself."""
     try:
         return rule()
     except Exception as error:
-        return Found(
+        return Diagnosis(
             f"this check failed: {' '.join(f'{type(error).__name__}: {error}'.split())}",
             "training continues without it; please report this with the preceding lines of metrics.jsonl",
         )

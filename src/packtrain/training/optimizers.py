@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_parts import PARTS, model_parts, part_of_weight
 from packtrain.modeling.model_settings import INSTEAD_OF_FP16, LEARNING_DTYPES
-from packtrain.training.masters import make_optimizer
+from packtrain.training.masters import Group, make_optimizer
 from packtrain.training.step_settings import StepSettings
 
 
@@ -45,7 +45,7 @@ def optimizer_of(
     return made
 
 
-def _refuse_fp16(groups: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_fp16(groups: Sequence[Group]) -> None:
     """One gradient that is too large for fp16 would spoil masters for good, and torch does not unscale fp16 ones."""
     if any(weight.dtype == torch.float16 for group in groups for weight in group["params"]):
         raise ConfigError("model.dtype", got="trainable fp16 weights", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16)
@@ -71,7 +71,7 @@ def parameter_groups(
     vit_lr: float | None = None,
     aligner_lr: float | None = None,
     weight_decay: float = 0.0,
-) -> list[dict[str, Any]]:
+) -> list[Group]:
     """Groups for a torch optimizer: every trained parameter in exactly one.
 
     A group's `name` is its part of the model. Biases and norms have a group of their own, also where nothing decays,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 import torch
 
@@ -18,26 +17,20 @@ from packtrain.predicting.time import Coefficients, step_time
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 
-class Prediction(Protocol):
-    """What a rank's part of a step should take."""
-
-    def seconds(self, loads: Sequence[Load]) -> float: ...
-
-    def memory_bytes(self, loads: Sequence[Load]) -> int: ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPrediction:
-    """By the time and memory models, with default or fitted coefficients."""
+    """What a model takes in training, by the FLOP, time and memory models, with default or fitted coefficients."""
 
     shape: ModelShape
     setup: TrainingSetup
-    gpu: Gpu
+    gpu: Gpu | None = None  # None: nothing is known of time
     time: Coefficients | None = None
     memory: MemoryCoefficients = DEFAULT_COEFFICIENTS
+    heaviest: Load | None = None  # the largest of everything that a batch of the plan has
 
     def seconds(self, loads: Sequence[Load]) -> float:
         """One optimizer step over these passes. Time is a sum over their numbers, so their mean stands for them."""
+        assert self.gpu is not None
         mean = _mean(loads)
         return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_batches=len(loads)).seconds
 
@@ -45,6 +38,10 @@ class ModelPrediction:
         """The peak of what torch allocates; the context and what the allocator cannot use stand outside of that."""
         estimates = [estimate_memory(self.shape, self.setup, load, self.memory) for load in loads]
         return max(estimate.total - estimate.part("framework").bytes for estimate in estimates)
+
+    def fitting(self, load: Load, usable: int) -> int:
+        """Tokens of this mix that fit into so many bytes."""
+        return largest_tokens(self.shape, self.setup, usable, load, self.memory)
 
 
 def useful_load(info: BatchInfo) -> Load:
@@ -108,20 +105,6 @@ _GUESS = 0.75  # of what failed, where nothing else is known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryModel:
-    """What predicts the memory of a pack."""
-
-    shape: ModelShape
-    setup: TrainingSetup
-    coefficients: MemoryCoefficients = DEFAULT_COEFFICIENTS
-    heaviest: Load | None = None  # the largest of everything that a batch of the plan has
-
-    def fitting(self, load: Load, usable: int) -> int:
-        """Tokens of this mix that fit."""
-        return largest_tokens(self.shape, self.setup, usable, load, self.coefficients)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
     """Of one GPU, in bytes; all 0 where there is none."""
 
@@ -164,15 +147,19 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def explain(
-    error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None = None
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: ModelPrediction | None = None
 ) -> MemoryLimitError:
     """The error to raise in its place. Its first line says enough for the other ranks."""
     batch = failure.batch
-    where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs(batch)}"
-    found = [_held(batch), _samples(batch), str(error).splitlines()[0][:300] if str(error) else type(error).__name__]
+    where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs_in_words(batch)}"
+    found = [
+        _contents_in_words(batch),
+        _samples_in_words(batch),
+        str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
+    ]
     if memory.total:
         found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
-    room = _would_fit(error, failure, memory, model)
+    room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
         problems=[line for line in found if line],
@@ -182,7 +169,7 @@ def explain(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Room:
+class _Fitting:
     """How many tokens of a load would have fitted, and how that is known."""
 
     tokens: int
@@ -195,7 +182,9 @@ class _Room:
         return self.tokens / max(1, self.load.tokens)
 
 
-def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, model: MemoryModel | None) -> _Room:
+def _fitting_tokens(
+    error: BaseException, failure: Failure, memory: DeviceMemory, model: ModelPrediction | None
+) -> _Fitting:
     load = batch_load(failure.batch)
     tokens = load.tokens
     if model is not None and memory.usable and failure.batch.tokens:
@@ -204,22 +193,22 @@ def _would_fit(error: BaseException, failure: Failure, memory: DeviceMemory, mod
         for_all = predicted if model.heaviest is None else model.fitting(model.heaviest, memory.usable)
         if model.heaviest is not None and for_all < min(predicted, tokens):
             why = "by the memory model, for the heaviest pack of the plan"
-            return _Room(tokens=for_all, load=model.heaviest, why=why)
+            return _Fitting(tokens=for_all, load=model.heaviest, why=why)
         if predicted < tokens:
-            return _Room(tokens=predicted, load=load, why="by the memory model")
+            return _Fitting(tokens=predicted, load=load, why="by the memory model")
     asked = asked_bytes(error)
     used = memory.reserved + asked - memory.before
     if asked and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
         if 0 < share < 1:
             why = "in proportion to the failed allocation, so it may still be too much"
-            return _Room(tokens=int(tokens * share), load=load, why=why)
+            return _Fitting(tokens=int(tokens * share), load=load, why=why)
     if 0 < failure.fitted < tokens:
-        return _Room(tokens=failure.fitted, load=load, why="the largest batch that has fitted so far")
-    return _Room(tokens=int(tokens * _GUESS), load=load, why="a guess: no smaller batch has run")
+        return _Fitting(tokens=failure.fitted, load=load, why="the largest batch that has fitted so far")
+    return _Fitting(tokens=int(tokens * _GUESS), load=load, why="a guess: no smaller batch has run")
 
 
-def _advice(room: _Room, failure: Failure) -> str:
+def _advice(room: _Fitting, failure: Failure) -> str:
     load, capacity = room.load, failure.capacity
     if not load.tokens or not room.tokens:
         return "no pack would have fitted: use gradient_checkpointing, LoRA, FSDP2 or a smaller model"
@@ -244,14 +233,14 @@ def asked_bytes(error: BaseException) -> int:
     return int(float(found[1]) * 2 ** _UNITS[found[2].upper()]) if found else 0
 
 
-def _packs(batch: BatchInfo) -> str:
+def _packs_in_words(batch: BatchInfo) -> str:
     if not batch.keys:
         return "no pack"
     real = [str(key.pack) for key in batch.keys if key.pack != EMPTY_PACK]
     return f"epoch {batch.keys[0].epoch}, pack {', '.join(real)}" if real else "an empty pack"
 
 
-def _held(batch: BatchInfo) -> str:
+def _contents_in_words(batch: BatchInfo) -> str:
     patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
     return (
         f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, {batch.images:,} images, "
@@ -259,7 +248,7 @@ def _held(batch: BatchInfo) -> str:
     )
 
 
-def _samples(batch: BatchInfo) -> str:
+def _samples_in_words(batch: BatchInfo) -> str:
     if not batch.ids:
         return ""
     more = f" and {len(batch.ids) - _SHOWN} more" if len(batch.ids) > _SHOWN else ""

@@ -1,4 +1,4 @@
-"""How far a training run is: a bar where somebody watches, a line every logging_steps where nobody does.
+"""Progress of a training run: a bar on a terminal, else a line every logging_steps.
 
 The time that remains follows from the work that remains, not from the steps: steps of padded batches, and the last of
 an epoch, are not all alike.
@@ -37,7 +37,7 @@ class RemainingTime:
         self._in_steps = 0.0
 
     def add(self, work: float, seconds: float) -> None:
-        """A step did so much work in so many seconds."""
+        """A step did an amount of work in a number of seconds."""
         self._done += work
         rate = work / seconds if seconds > 0 else 0.0
         if self._began is None:  # the first step compiles and starts workers: better than nothing until the second
@@ -56,7 +56,7 @@ class RemainingTime:
 
     @property
     def share(self) -> float:
-        """Of the work, that is done."""
+        """The share of the work that is done."""
         return min(1.0, self._done / self._total) if self._total else 1.0
 
     def _between(self) -> float:
@@ -84,7 +84,7 @@ class _Since(ProgressColumn):
 
 
 class TrainingProgress:
-    """Shows a run on a console, or as a line for `every` so many steps.
+    """Shows a run on a console, or as a line every `every` steps.
 
     `work`: real tokens of the whole run; without it one step counts like another.
     """

@@ -1,25 +1,34 @@
-"""From which checkpoint a run goes on: one that every rank has undamaged, or none, with what each of them has."""
+"""From which checkpoint a run resumes, and with what: one that every rank has undamaged, and the settings asked for.
+
+Torch keeps learning rates, decay and the like in the state of an optimizer and of a schedule, and puts them back with
+it. What was learned comes from there (moments, masters, the step of the schedule); what is asked for comes from the
+arguments. Where nothing was changed, both are the same bit by bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_pt_utils import safe_globals
 
 from packtrain.core.checksums import Checking
 from packtrain.core.errors import ArtifactError, in_one_line
-from packtrain.training.agreement import on_all, said_by_all, shared_sums, world_size
+from packtrain.training.agreement import fail_together, gather_values, shared_sums, world_size
 from packtrain.training.checkpoints import MARKER, Checkpoint, read_checkpoint, survey
-from packtrain.training.masters import MASTER
+from packtrain.training.masters import MASTER, Group, masters_of
+from packtrain.training.predictions import is_memory_error
 from packtrain.training.sharded_files import refuse_code, tensors_in
 
-_ANEW = "start without resuming"
+_START_OVER = "start without resuming"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,29 +56,34 @@ def checkpoint_to_resume(
     compared with their checksums, which takes as long as reading it; where they differ on any rank, all take the one
     before. Where there is none, all of them raise.
     """
-    found = _own(given, folder)
+    here, broken, error = dict[int, Checkpoint](), dict[int, str](), None
+    try:
+        if given is not None and given is not False:
+            here, broken = _own_checkpoints(given, folder)
+    except ArtifactError as fault:
+        error = fault
     mine = _Choice(
         asked=given is not None and given is not False,
-        steps=tuple(sorted(found.by_step)),
-        fault=None if found.error is None else " ".join(str(found.error).split()),
+        steps=tuple(sorted(here)),
+        fault=None if error is None else " ".join(str(error).split()),
     )
-    all_of_them = said_by_all(mine)
+    all_of_them = gather_values(mine)
     if not any(choice.asked for choice in all_of_them):
         return None
-    if found.error is not None and world_size() == 1:
-        raise found.error
+    if error is not None and world_size() == 1:
+        raise error
     common = set.intersection(*(set(choice.steps) for choice in all_of_them))
     if not common:
         raise ArtifactError(
             str(folder if given is True or given is None else given),
-            got="; ".join(_words(all_of_them)),
+            got="; ".join(_choices_in_words(all_of_them)),
             expected="a checkpoint of this trainer" + (" that all ranks have" if len(all_of_them) > 1 else ""),
-            fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _ANEW,
+            fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _START_OVER,
         )
-    chosen = _undamaged([found.by_step[step] for step in sorted(common, reverse=True)], report)
-    newer = sorted(step for step in found.broken if step > chosen.step)
-    chosen = replace(chosen, passed_over=(*(found.broken[step] for step in newer), *chosen.passed_over))
-    on_all(lambda: _look_through(chosen), str(chosen.path), "files that all ranks can read")
+    chosen = _undamaged([here[step] for step in sorted(common, reverse=True)], report)
+    newer = sorted(step for step in broken if step > chosen.step)
+    chosen = replace(chosen, passed_over=(*(broken[step] for step in newer), *chosen.passed_over))
+    fail_together(lambda: _refuse_unsafe(chosen), str(chosen.path), "files that all ranks can read")
     return chosen
 
 
@@ -77,7 +91,7 @@ def checkpoint_to_resume(
 _STATE, _FACTS = "trainer_state.json", {"train_batch_size": int, "log_history": list, "stateful_callbacks": dict}
 
 
-def _look_through(checkpoint: Checkpoint) -> None:
+def _refuse_unsafe(checkpoint: Checkpoint) -> None:
     """Refuse code, and a state that is not this trainer's; machines whose disk is not shared may have none."""
     refuse_code(checkpoint.path)
     path = checkpoint.path / _STATE
@@ -101,7 +115,7 @@ def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None]
     wrong = [name for name, one in checkpoint.files.items() if now.files.get(name) != one]
     mine = [*now.faults, *(f"{name} differs from what was written" for name in wrong)]
     more = f" and {len(mine) - 3} more" if len(mine) > 3 else ""
-    faults = dict.fromkeys(words for words in said_by_all("; ".join(mine[:3]) + more) if words)
+    faults = dict.fromkeys(words for words in gather_values("; ".join(mine[:3]) + more) if words)
     if faults:
         raise ArtifactError(
             str(checkpoint.path),
@@ -125,39 +139,60 @@ def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], No
     raise AssertionError("there is one")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Own:
-    """What this rank has."""
-
-    by_step: dict[int, Checkpoint]  # what it could go on from
-    broken: dict[int, str]
-    error: ArtifactError | None = None  # why not from what was named
-
-
-def _own(given: str | Path | bool | None, folder: Path) -> _Own:
-    if given is None or given is False:
-        return _Own(by_step={}, broken={})
-    try:
-        if given is True:
-            found = survey(folder)
-            return _Own(by_step={one.step: one for one in found.complete if one.resumable}, broken=dict(found.broken))
-        named = read_checkpoint(Path(given))
-    except ArtifactError as error:
-        return _Own(by_step={}, broken={}, error=error)
+def _own_checkpoints(given: str | Path | bool, folder: Path) -> tuple[dict[int, Checkpoint], dict[int, str]]:
+    """What this rank could resume from, by step, and why it could not from others."""
+    if given is True:
+        complete, broken = survey(folder)
+        return {one.step: one for one in complete if one.resumable}, broken
+    named = read_checkpoint(Path(str(given)))
     if not named.resumable:
         expected = "a checkpoint of this trainer"
-        refused = ArtifactError(str(given), got="weights only (save_only_model)", expected=expected, fix=_ANEW)
-        return _Own(by_step={}, broken={}, error=refused)
-    return _Own(by_step={named.step: named}, broken={})
+        raise ArtifactError(str(given), got="weights only (save_only_model)", expected=expected, fix=_START_OVER)
+    return {named.step: named}, {}
 
 
-def _words(choices: list[_Choice]) -> list[str]:
+def _choices_in_words(choices: list[_Choice]) -> list[str]:
     if len(choices) == 1:
         return ["no complete checkpoint"]
     return [f"rank {rank} {choice}" for rank, choice in enumerate(choices)]
 
 
 # ---- states of the optimizer
+
+_STATES = ("optimizer*.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")  # what is read by torch.load
+OTHER_STATES = "states of another optimizer or of other parameters"
+
+
+@contextmanager
+def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
+    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
+    try:
+        yield
+    except Exception as error:
+        if checkpoint is None or isinstance(error, ArtifactError) or is_memory_error(error):
+            raise
+        for path in sorted(one for name in _STATES for one in Path(checkpoint).glob(name)):
+            _refuse_unreadable(path)
+        raise ArtifactError(
+            checkpoint,
+            got=f"{other} ({in_one_line(error)})",
+            expected="optimizer states for this run's trainable parameters",
+            fix="resume with the settings and version it was saved with, or start a new run from its weights",
+        ) from error
+
+
+def _refuse_unreadable(path: Path) -> None:
+    try:
+        with safe_globals():
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # whose words say how to run it
+        raise ArtifactError(
+            str(path),
+            got="a file that torch cannot load as tensors and plain values",
+            expected="states saved by this trainer",
+            fix="resume from another checkpoint that you trust",
+        ) from None
+
 
 # Options of a group that are settings. Other optimizers also count in their groups, which has to be as it was.
 _SETTINGS = (
@@ -216,7 +251,7 @@ def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:
     schedule._last_lr = list(found)
 
 
-def _refuse_other_groups(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Mapping[str, Any]], path: str) -> None:
+def _refuse_other_groups(asked: Sequence[Group], loaded: Sequence[Group], path: str) -> None:
     """Groups are known by their place: settings of one part of the model must not become those of another."""
     ours, theirs = ([group.get("name") for group in groups] for groups in (asked, loaded))
     if len(ours) == len(theirs) and all(None in (a, b) or a == b for a, b in zip(ours, theirs, strict=True)):
@@ -229,16 +264,35 @@ def _refuse_other_groups(asked: Sequence[Mapping[str, Any]], loaded: Sequence[Ma
     )
 
 
-# ---- states of what no batch has reached yet
+# ---- sharded states: torch's reader wants all that is asked for to be saved
 
 _PREFIX = "optimizer.state."
 
 
 @contextmanager
-def reading_what_is_there(optimizer: Any, model: Any, checkpoint: Path) -> Iterator[None]:
-    """For the time in which a checkpoint is read."""
+def reading_sharded_states(optimizer: Any, model: Any, checkpoint: Path) -> Iterator[None]:
+    """For the time in which a checkpoint is read: nothing is asked for that it does not have.
+
+    Parameters that no batch had reached have no states: they are taken out of the optimizer's groups. Checkpoints of
+    optimizers without masters have none.
+    """
     states = sorted(Path(checkpoint).glob("optimizer_*/.metadata"))
-    without = _without_state(states[0], model) if states else set()
+    if not states:
+        yield
+        return
+    saved, masters = tensors_in(states[0]), masters_of(optimizer)
+    has_masters = any(name.endswith(f".{MASTER}") for name in saved)
+    if has_masters and masters is None:
+        warnings.warn(
+            "the checkpoint has fp32 masters, which are ignored: the run continues from weights", stacklevel=2
+        )
+    shown = masters.as_before_masters() if masters is not None and not has_masters else nullcontext()
+    with _only_parameters_with_states(optimizer, _without_state(saved, model)), shown:
+        yield
+
+
+@contextmanager
+def _only_parameters_with_states(optimizer: Any, without: set[int]) -> Iterator[None]:
     if not without:
         yield
         return
@@ -257,10 +311,10 @@ def reading_what_is_there(optimizer: Any, model: Any, checkpoint: Path) -> Itera
         ]
 
 
-def _without_state(states: Path, model: Any) -> set[int]:
+def _without_state(tensors: set[str], model: Any) -> set[int]:
     """Parameters, by identity, that the checkpoint has nothing about, or at most a master."""
     saved: dict[str, set[str]] = {}
-    for key in tensors_in(states):
+    for key in tensors:
         if key.startswith(_PREFIX):
             name, _, kind = key.removeprefix(_PREFIX).rpartition(".")
             saved.setdefault(name, set()).add(kind)

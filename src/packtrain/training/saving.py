@@ -17,31 +17,26 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_pt_utils import safe_globals
 from transformers.utils import logging
 
-from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.errors import ArtifactError
 from packtrain.modeling.load import reload_adapters, reload_weights
-from packtrain.training.agreement import faults_of_all, on_all
+from packtrain.training.agreement import fail_together, gather_faults
 from packtrain.training.callbacks import RunFlow, is_due
 from packtrain.training.checkpoints import Checkpoint, CheckpointFolder, bytes_to_save, read_checkpoint
 from packtrain.training.hf_trainer import HFTrainer
 from packtrain.training.loss import EvaluationStopped
-from packtrain.training.predictions import is_memory_error
-from packtrain.training.resuming import checkpoint_to_resume, require_undamaged
+from packtrain.training.resuming import OTHER_STATES, checkpoint_to_resume, require_undamaged, states_in_words
 from packtrain.training.sharded_files import refuse_code
 from packtrain.training.step_settings import StepSettings
-
-_STATES = ("optimizer*.pt", "scheduler.pt", "scaler.pt", "rng_state*.pth")  # what is read by torch.load
 
 
 @runtime_checkable
 class BeforeSaving(Protocol):
-    """A callback that has something to bring to the disk before a checkpoint is there."""
+    """A callback that has to flush something to the disk before a checkpoint is there."""
 
     def before_saving(self) -> None:
         """The checkpoint of this step is about to be written."""
@@ -50,7 +45,7 @@ class BeforeSaving(Protocol):
 
 @runtime_checkable
 class OnInterrupt(Protocol):
-    """A callback that answers whoever asks the run to stop."""
+    """A callback that answers a request to stop."""
 
     def on_interrupt(self) -> None:
         """The run will stop after its step. Called in a thread of its own."""
@@ -75,24 +70,22 @@ class SafeCheckpoints(HFTrainer):
         return None if found is None else str(found.path)
 
     def load_weights(self, model: Any, checkpoint: str) -> bool:
-        """All weights or adapters, or an error; Trainer reads those that are sharded."""
-        return self._reload(model, checkpoint)
-
-    def load_best_weights(self) -> bool:
-        """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
-        best = Path(str(self.state.best_model_checkpoint))
-        on_all(lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read")
-        require_undamaged(read_checkpoint(best))
-        return self._reload(self.model, str(best))
-
-    def _reload(self, model: Any, folder: str) -> bool:
-        """Read the weights of a model that every rank has whole, or its adapters; False: Trainer has to."""
+        """All weights or adapters of a model that every rank has whole, or an error; Trainer reads sharded ones."""
         read = reload_adapters if _is_peft(model) else reload_weights
         if self._is_sharded or not (_is_peft(model) or isinstance(model, PreTrainedModel)):
             return False
         with _without_bars():
-            on_all(lambda: read(model, Path(folder)), folder, "weights that all ranks can read")
+            fail_together(lambda: read(model, Path(checkpoint)), checkpoint, "weights that all ranks can read")
         return True
+
+    def load_best_weights(self) -> bool:
+        """The same, at the end of a run that keeps its best. Where that is, a file of a checkpoint may have said."""
+        best = Path(str(self.state.best_model_checkpoint))
+        fail_together(
+            lambda: refuse_code(read_checkpoint(best).path), str(best), "a checkpoint that all ranks can read"
+        )
+        require_undamaged(read_checkpoint(best))
+        return self.load_weights(self.model, str(best))
 
     def reading_states(self, checkpoint: str | None, what: str) -> AbstractContextManager[Any]:
         """In words, whatever is wrong with them."""
@@ -140,7 +133,7 @@ class SafeCheckpoints(HFTrainer):
             moved = self._checkpoints.set_aside(self._resumed)
         except (OSError, ArtifactError) as error:
             fault = " ".join(str(error).split())
-        if faults := faults_of_all(fault):
+        if faults := gather_faults(fault):
             raise ArtifactError(
                 str(self.args.output_dir),
                 got="; ".join(faults),
@@ -237,40 +230,6 @@ class SafeCheckpoints(HFTrainer):
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return dict(get_model_state_dict(self.model_wrapped, options=options))
-
-
-OTHER_STATES = "states of another optimizer or of other parameters"
-
-
-@contextmanager
-def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
-    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
-    try:
-        yield
-    except Exception as error:
-        if checkpoint is None or isinstance(error, ArtifactError) or is_memory_error(error):
-            raise
-        for path in sorted(one for name in _STATES for one in Path(checkpoint).glob(name)):
-            _refuse_unreadable(path)
-        raise ArtifactError(
-            checkpoint,
-            got=f"{other} ({in_one_line(error)})",
-            expected="optimizer states for this run's trainable parameters",
-            fix="resume with the settings and version it was saved with, or start a new run from its weights",
-        ) from error
-
-
-def _refuse_unreadable(path: Path) -> None:
-    try:
-        with safe_globals():
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # whose words say how to run it
-        raise ArtifactError(
-            str(path),
-            got="a file that torch cannot load as tensors and plain values",
-            expected="states saved by this trainer",
-            fix="resume from another checkpoint that you trust",
-        ) from None
 
 
 @contextmanager

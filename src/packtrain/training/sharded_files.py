@@ -3,7 +3,7 @@
     .metadata     which tensors and values there are, and where: only descriptions, each made in the way torch makes it
     *.distcp      tensors, which torch reads safely, and values as optimizers have them, which it reads as pickles
 
-Nothing of the first is made here: stand-ins take the place of what it names, so what is wrong with it does no harm.
+The first is unpickled into stand-ins for the classes that it names, so nothing in it can do harm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from packtrain.core.artifacts import refuse_links
 from packtrain.core.errors import ArtifactError, in_one_line
@@ -27,13 +27,13 @@ def refuse_code(checkpoint: Path) -> None:
     refuse_links(Path(checkpoint))  # torch would follow what is not looked through here
     for path in sorted(Path(checkpoint).rglob(_METADATA)):
         with _in_words(path):
-            _check_values(path.parent, _Metadata.read(path))
+            _check_values(path.parent, _metadata(path))
 
 
 def tensors_in(path: Path) -> set[str]:
     """Names of the tensors that a list describes; read without making anything of it."""
     with _in_words(path):
-        return _Metadata.read(path).tensors()
+        return _tensors(_metadata(path))
 
 
 @contextmanager
@@ -49,29 +49,48 @@ def _in_words(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _check_values(folder: Path, metadata: _Metadata) -> None:
+def _check_values(folder: Path, metadata: _Description) -> None:
     """Places lie inside the checkpoint's files, and values that are no tensors are plain."""
     import torch
 
-    tensors = metadata.tensors()
-    for name, place in metadata.places():
-        relative = place.path
+    tensors = _tensors(metadata)
+    for index, place in metadata.get("storage_data", dict).items():
+        if type(index) is not _Index or type(place) is not _Place:
+            raise pickle.UnpicklingError("it has an invalid offset")
+        name, relative = index.get("fqn", str), place.get("relative_path", str)
+        offset, length = place.get("offset", int), place.get("length", int)
         if _leaves_folder(relative):
             raise pickle.UnpicklingError(f"{name} is outside the checkpoint, in {relative}")
         with open(folder / relative, "rb") as stream:
             size = stream.seek(0, io.SEEK_END)
-            if place.offset < 0 or place.length < 0 or place.offset + place.length > size:
+            if offset < 0 or length < 0 or offset + length > size:
                 raise pickle.UnpicklingError(f"{name} is past the end of {relative}")
             if name in tensors:  # torch reads them with weights_only
                 continue
-            stream.seek(place.offset)
-            value = stream.read(place.length)
+            stream.seek(offset)
+            value = stream.read(length)
         if not value.startswith(_ARCHIVE):
             raise pickle.UnpicklingError(f"{name} is not a torch archive")
         try:
             torch.load(io.BytesIO(value), weights_only=True, map_location="cpu")
         except Exception:  # whose words say how to run it
             raise pickle.UnpicklingError(f"{name} would create more than plain values") from None
+
+
+def _metadata(path: Path) -> _Description:
+    """All of one file."""
+    found = _Descriptions(io.BytesIO(path.read_bytes())).load()
+    if type(found) is not _Metadata:
+        raise pickle.UnpicklingError("it is not checkpoint metadata")
+    return found
+
+
+def _tensors(metadata: _Description) -> set[str]:
+    """Names of what torch reads as tensors."""
+    known = metadata.get("state_dict_metadata", dict)
+    if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in known.items()):
+        raise pickle.UnpicklingError("an entry is neither a tensor nor a plain value")
+    return {name for name, what in known.items() if type(what) is _Tensor}
 
 
 def _leaves_folder(path: str) -> bool:
@@ -116,77 +135,6 @@ class _Description(metaclass=_Fixed):
         return value
 
 
-class _Metadata(_Description):
-    """All of one file."""
-
-    __slots__ = ()
-    fields = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
-
-    @classmethod
-    def read(cls, path: Path) -> _Metadata:
-        found = _Descriptions(io.BytesIO(path.read_bytes())).load()
-        if type(found) is not cls:
-            raise pickle.UnpicklingError("it is not checkpoint metadata")
-        return found
-
-    def tensors(self) -> set[str]:
-        """Names of what torch reads as tensors."""
-        known = self.get("state_dict_metadata", dict)
-        if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in known.items()):
-            raise pickle.UnpicklingError("an entry is neither a tensor nor a plain value")
-        return {name for name, what in known.items() if type(what) is _Tensor}
-
-    def places(self) -> Iterator[tuple[str, _Place]]:
-        """Where everything is, by name."""
-        for index, place in self.get("storage_data", dict).items():
-            if type(index) is not _Index or type(place) is not _Place:
-                raise pickle.UnpicklingError("it has an invalid offset")
-            yield index.get("fqn", str), place
-
-
-class _Tensor(_Description):
-    __slots__ = ()
-    fields = ("properties", "size", "chunks")
-
-
-class _Bytes(_Description):
-    __slots__ = ()
-
-
-class _Chunk(_Description):
-    __slots__ = ()
-    fields = ("offsets", "sizes")
-
-
-class _Index(_Description):
-    __slots__ = ()
-    fields = ("fqn", "offset", "index")
-
-
-class _Origin(_Description):
-    __slots__ = ()
-    fields = ("checkpoint_id", "save_id", "load_id", "modules")
-
-
-class _Place(_Description):
-    """A part of a file. What torch would have to transform when it reads it, is not looked into, and is refused."""
-
-    __slots__ = ()
-    fields = ("relative_path", "offset", "length")
-
-    @property
-    def path(self) -> str:
-        return str(self.get("relative_path", str))
-
-    @property
-    def offset(self) -> int:
-        return int(self.get("offset", int))
-
-    @property
-    def length(self) -> int:
-        return int(self.get("length", int))
-
-
 class _Properties(_Description):
     """Of a tensor; torch keeps them without names."""
 
@@ -196,6 +144,23 @@ class _Properties(_Description):
         if self.state is not None or type(state) is not tuple:
             raise pickle.UnpicklingError("tensor properties are not in torch's format")
         object.__setattr__(self, "state", {})
+
+
+def _described(name: str, *fields: str) -> type[_Description]:
+    """The stand-in for a class of torch, with its fields."""
+    return cast("type[_Description]", _Fixed(name, (_Description,), {"__slots__": (), "fields": fields}))
+
+
+_Metadata = _described("Metadata", "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+_Index = _described("MetadataIndex", "fqn", "offset", "index")
+_Tensor = _described("TensorStorageMetadata", "properties", "size", "chunks")
+_Bytes = _described("BytesStorageMetadata")
+# A part of a file. What torch would have to transform when it reads it, is not looked into, and is refused.
+_Place = _described("_StorageInfo", "relative_path", "offset", "length")
+_OTHERS = (
+    _described("ChunkStorageMetadata", "offsets", "sizes"),
+    _described("StorageMeta", "checkpoint_id", "save_id", "load_id", "modules"),
+)
 
 
 class _Plain:
@@ -209,14 +174,9 @@ class _Plain:
 
 _DCP = "torch.distributed.checkpoint"
 _KNOWN: Mapping[tuple[str, str], type[_Description]] = {
-    (f"{_DCP}.metadata", "Metadata"): _Metadata,
-    (f"{_DCP}.metadata", "MetadataIndex"): _Index,
-    (f"{_DCP}.metadata", "TensorStorageMetadata"): _Tensor,
-    (f"{_DCP}.metadata", "BytesStorageMetadata"): _Bytes,
-    (f"{_DCP}.metadata", "ChunkStorageMetadata"): _Chunk,
     (f"{_DCP}.metadata", "TensorProperties"): _Properties,
-    (f"{_DCP}.metadata", "StorageMeta"): _Origin,
     (f"{_DCP}.filesystem", "_StorageInfo"): _Place,
+    **{(f"{_DCP}.metadata", one.__name__): one for one in (_Metadata, _Index, _Tensor, _Bytes, *_OTHERS)},
 }
 _CALLED = {
     (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
@@ -238,7 +198,7 @@ class _Descriptions(pickle.Unpickler):
 
 
 def _dtypes() -> set[str]:
-    """Names that stand in torch itself; one with a dot is none."""
+    """Names in torch itself: one with a dot is not among them."""
     import torch
 
     return {name for name, value in vars(torch).items() if type(value) is torch.dtype}

@@ -4,42 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 
-class Stopwatch(Protocol):
-    """Moments that can be marked without waiting, and the seconds between them, known once `wait` is over."""
+class Stopwatch:
+    """Moments that can be marked without waiting, and the seconds between them, known once `wait` is over.
 
-    def mark(self) -> Any: ...
-
-    def wait(self) -> None: ...
-
-    def between(self, start: Any, end: Any) -> float: ...
-
-
-class HostStopwatch:
-    """Where the host computes, the present moment is all there is."""
+    Where the host computes, the present moment is all there is.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
 
-    def mark(self) -> float:
+    def mark(self) -> Any:
         return self._clock()
 
     def wait(self) -> None:
-        return
+        pass
 
-    def between(self, start: float, end: float) -> float:
-        return end - start
+    def between(self, start: Any, end: Any) -> float:
+        return float(end - start)
 
 
-class GpuStopwatch:
-    """Marks stand in the GPU's queue, behind the work that they are to be the end of."""
+class GpuStopwatch(Stopwatch):
+    """Marks are in the GPU's queue, after the work that they are to be the end of."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
 
     def mark(self) -> Any:
@@ -54,21 +48,11 @@ class GpuStopwatch:
         return float(start.elapsed_time(end)) / 1000
 
 
-class Memory(Protocol):
-    """The most memory that a step needed."""
-
-    def restart(self) -> None: ...
-
-    def peak(self) -> int: ...
-
-    def limit(self) -> int: ...
-
-
-class NoMemory:
-    """Without a GPU nothing is counted."""
+class Memory:
+    """The most memory that a step needed. Without a GPU nothing is counted."""
 
     def restart(self) -> None:
-        return
+        pass
 
     def peak(self) -> int:
         return 0
@@ -77,7 +61,7 @@ class NoMemory:
         return 0
 
 
-class GpuMemory:
+class GpuMemory(Memory):
     """What torch has allocated; each step's peak is its own, so torch's peak counter is set back at every step."""
 
     def __init__(self, device: torch.device) -> None:
@@ -105,13 +89,13 @@ class BackwardEnd:
 
     _KEPT = 4  # packs without images may end elsewhere
 
-    def __init__(self, model: nn.Module, say: Callable[[], None]) -> None:
-        self._say = say
+    def __init__(self, model: nn.Module, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
         self._order: list[int] | None = []
         trained = [weight for weight in model.parameters() if weight.requires_grad]
-        self._hooks = {id(one): one.register_post_accumulate_grad_hook(self._came) for one in trained}
+        self._hooks = {id(one): one.register_post_accumulate_grad_hook(self._on_gradient) for one in trained}
 
-    def settle(self) -> None:
+    def keep_last(self) -> None:
         """A step is over: keep the hooks on what came last in it."""
         if not self._order:
             return
@@ -126,17 +110,17 @@ class BackwardEnd:
             hook.remove()
         self._hooks = {}
 
-    def _came(self, weight: torch.Tensor) -> None:
+    def _on_gradient(self, weight: torch.Tensor) -> None:
         if self._order is not None:
             self._order.append(id(weight))
-        self._say()
+        self._on_end()
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
     """The one for where training runs, which need not be the GPU of the machine."""
-    return GpuStopwatch(device) if device.type == "cuda" else HostStopwatch()
+    return GpuStopwatch(device) if device.type == "cuda" else Stopwatch()
 
 
 def device_memory(device: torch.device) -> Memory:
     """The one for where training runs."""
-    return GpuMemory(device) if device.type == "cuda" else NoMemory()
+    return GpuMemory(device) if device.type == "cuda" else Memory()

@@ -4,8 +4,8 @@
     trainer.train(resume_from_checkpoint=True)
     if trainer.interrupted: ...            # a checkpoint was saved; the same call goes on from it
 
-The model comes with what of it learns decided, and is made ready for packs (`modeling.prepare_model`) where nobody has
-done it; everything else about a step is here or in the modules beside this one.
+The model's trainable parameters are decided before; it is prepared for packs (`modeling.prepare_model`) unless it
+already is. Everything else about a step is here or in the modules beside this one.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from packtrain.modeling.preparation import prepare_model, ready_for_steps
 from packtrain.modeling.vision import checkpoint_parts
 from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training.agreement import world_size
-from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow
-from packtrain.training.checkpoints import Checkpoint, what_is_lost
+from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow, save_state, saved_state
+from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, losses_of
-from packtrain.training.masters import masters_of, reading
-from packtrain.training.meter import Meter, NoMeter
+from packtrain.training.masters import masters_of
+from packtrain.training.meter import Meter
 from packtrain.training.optimizers import optimizer_of
-from packtrain.training.predictions import DeviceMemory, Failure, MemoryModel, explain, is_memory_error
-from packtrain.training.resuming import reading_what_is_there, require_shapes, settings_as_asked
+from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
+from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
 from packtrain.training.step_settings import StepSettings
-from packtrain.verifying.check_result import Verdict
+from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.quick import Training
 
-_METER = "packtrain.meter"  # under this name it stands in trainer_state.json
+_METER = "packtrain.meter"  # its name in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 
 
 class PackedTrainer(PackedTraining, SafeCheckpoints):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/reference/trainer.md.
 
-    on_step       is given what the meter says of each step, on every rank; Trainer then prints nothing of its own
-    on_proof      is given what the check before the first step found, where it has passed
+    on_step       gets the metrics of each step, on every rank; Trainer then prints nothing of its own
+    on_proof      gets the result of the check before the first step, once it has passed
     first_check   whether packing is checked on the samples of the first batch before training
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
@@ -76,17 +76,17 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         step: StepSettings | None = None,
         meter: Meter | None = None,
         on_step: Callable[[Any], None] | None = None,
-        on_proof: Callable[[Verdict], None] | None = None,
+        on_proof: Callable[[CheckReport], None] | None = None,
         first_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
-        memory_model: MemoryModel | None = None,
+        memory_model: ModelPrediction | None = None,
         on_host: Sequence[str] = (),
         **options: Any,
     ) -> None:
         self.settings = step if step is not None else StepSettings()
         packing = getattr(getattr(train_dataset, "config", None), "packing", True)
         refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
-        self._meter: Meter = meter if meter is not None else NoMeter()
+        self._meter: Meter = meter if meter is not None else Meter()
         self._on_step, self._on_proof = on_step, on_proof
         self._first_check, self._deadline = first_check, watch_deadline
         self._memory_model, self._on_host = memory_model, tuple(on_host)
@@ -117,7 +117,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
-        self.verdict: Verdict | None = None  # of the check before the first step
+        self.verdict: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
         self._reach: StepReach | None = None
@@ -162,19 +162,18 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 refuse_uncompiled(error)
                 raise
             finally:
-                if hasattr(self._meter, "leave"):
-                    self._meter.leave()
+                self._meter.leave()
 
     def _watching(self) -> AbstractContextManager[Any]:
         self._interrupts.on_first = self._answer
-        self._interrupts.lost = lambda: what_is_lost(Path(str(self.args.output_dir)))
+        self._interrupts.lost = lambda: lost_by_stopping(Path(str(self.args.output_dir)))
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
         self._watch = RankWatch.of_group(deadline=self._deadline)
         return self._watch
 
     def _answer(self) -> None:
-        """Somebody asks the run to stop."""
+        """The run was asked to stop."""
         if self._watch is not None:
             self._watch.hurry()
         for callback in self.callback_handler.callbacks:
@@ -205,14 +204,13 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
 
     @contextmanager
     def reading_states(self, checkpoint: str | None, what: str) -> Iterator[None]:
-        """Settings stay those of the arguments. Sharded states without masters are read without."""
+        """Settings stay those of the arguments."""
         with ExitStack() as stack:
             stack.enter_context(super().reading_states(checkpoint, what))
             if checkpoint is not None and what == "the optimizer":
                 if not self.is_deepspeed_enabled:
                     stack.enter_context(settings_as_asked(self.optimizer, self.lr_scheduler, checkpoint))
-                stack.enter_context(reading_what_is_there(self.optimizer, self.model, Path(checkpoint)))
-                stack.enter_context(reading(self.optimizer, Path(checkpoint)))
+                stack.enter_context(reading_sharded_states(self.optimizer, self.model, Path(checkpoint)))
             yield
 
     def states_read(self) -> None:
@@ -232,7 +230,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             batch = next(epoch_iterator, None)
             if batch is None:
                 break
-            self._meter.took(batch.info, time.perf_counter() - start)
+            self._meter.add_batch(batch.info, time.perf_counter() - start)
             batches.append(batch)
         if self._watch is not None:
             self._watch.beat(self.state.global_step)
@@ -348,7 +346,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
     # ---- metrics
 
     def after_step(self, grad_norm: Any) -> None:
-        """Measure the step, and tell of it."""
+        """Measure the step, and hand its metrics on."""
         step = self.state.global_step
         if step > self._metered:
             self._metered, self._metrics = step, None
@@ -359,9 +357,8 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 grad_norm=grad_norm,
                 learning_rates=dict(self._rates),
             )
-            kept = self.state.stateful_callbacks
-            if hasattr(self._meter, "state_dict") and isinstance(kept, dict):
-                kept[_METER] = self._meter.state_dict()
+            if state := self._meter.state_dict():
+                save_state(self.state, _METER, state)
             if self._on_step is not None and self._metrics is not None:
                 self._on_step(self._metrics)
 
@@ -384,11 +381,9 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         if (optimizer := masters_of(self.optimizer)) is not None:
             optimizer.follow_weights()  # of a trainer that is used again, whose weights may have been set meanwhile
         self._metered = self.state.global_step
-        saved = (self.state.stateful_callbacks or {}).get(_METER)
-        if saved is not None and hasattr(self._meter, "load_state_dict"):
+        if (saved := saved_state(self.state, _METER)) is not None:
             self._meter.load_state_dict(saved)
-        if hasattr(self._meter, "attend"):
-            self._meter.attend(self.model, self.args.device)
+        self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):
             self.verdict = check_first_batch(
                 self.model_wrapped,

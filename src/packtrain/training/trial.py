@@ -7,7 +7,6 @@ passes make one step, so that memory is that of the second pass and all later on
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -20,21 +19,19 @@ from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.batch_values import Batch
 from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import MadeUpSamples, Mix, pack_lengths, row_lengths
+from packtrain.delivery.encode.synthetic_samples import Mix, SyntheticSamples, pack_lengths, row_lengths
 from packtrain.families.contracts import contract_for
-from packtrain.modeling.adapters import set_trainable
-from packtrain.modeling.compiled import compile_layers
-from packtrain.modeling.host_sync import avoid_host_sync
 from packtrain.modeling.load import auto_class
 from packtrain.modeling.model_settings import ModelSettings
-from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision import checkpoint_parts, multiply_patches, split_vision
+from packtrain.modeling.preparation import ReadyModel, configure_model
+from packtrain.modeling.vision import split_vision
 from packtrain.predicting.calibration import Measurement
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Load, TrainingSetup
 from packtrain.training.loss import FromLogits, InChunks, SumOfLosses
 from packtrain.training.masters import make_optimizer
 from packtrain.training.predictions import batch_load
+from packtrain.training.stopwatch import device_memory, stopwatch
 
 OUT_OF_MEMORY = "out of memory"
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -121,11 +118,11 @@ class _Run:
         dtype = _DTYPES[trial.setup.weights_dtype]
         batch = _batch(trial, dtype)
         self._info = batch.info
-        self._model, self._losses = _prepared(trial, device, dtype)
+        ready, setup = _prepared(trial, device, dtype), trial.setup
+        self._model, self._waited = ready.model, not ready.on_host
+        self._losses: SumOfLosses = InChunks(ready.model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
         self._targets = self._losses.targets(batch)
-        stay = avoid_host_sync(self._model) if device.type == "cuda" else ()  # as training has it
-        self._waited = not stay
-        self._batch = {**batch.to(device), **{name: batch[name] for name in stay if name in batch}}
+        self._batch = Batch({**batch.to(device), **{name: batch[name] for name in ready.on_host if name in batch}})
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]
         fused = device.type == "cuda"
         self._optimizer = make_optimizer(
@@ -139,19 +136,20 @@ class _Run:
         """The median step, and the peak of memory over all of them."""
         for _ in range(self._trial.warmup):
             self._step(lambda: None)
-        memory = _Memory(self._device)
-        clock = _Clock(self._device)
+        memory, watch, marks = device_memory(self._device), stopwatch(self._device), list[Any]()
+        watch.wait()
+        memory.restart()
         for _ in range(self._trial.steps):
-            self._step(clock.mark)
-        clock.mark()
-        steps, passes = clock.steps()
-        allocated, reserved, context = memory.used()
+            self._step(lambda: marks.append(watch.mark()))  # at its beginning, and after its backward pass
+        marks.append(watch.mark())
+        watch.wait()
+        reserved, context = _reserved(self._device)
         return replace(
             planned,
             load=batch_load(self._info),
-            seconds=median(steps),
-            pass_seconds=median(passes),
-            allocated=allocated,
+            seconds=median(watch.between(*pair) for pair in pairwise(marks[::2])),
+            pass_seconds=median(map(watch.between, marks[:-1:2], marks[1::2])),
+            allocated=memory.peak(),
             reserved=reserved,
             context=context,
             waited=self._waited,
@@ -159,7 +157,7 @@ class _Run:
 
     def _step(self, mark: Callable[[], None]) -> None:
         mark()
-        loss, _ = self._losses.total(self._model, dict(self._batch), self._targets)
+        loss, _ = self._losses.total(self._model, Batch(self._batch), self._targets)
         (loss / self._info.supervised_tokens).backward()
         mark()
         torch.nn.utils.clip_grad_norm_(self._trained, 1.0, foreach=True)
@@ -167,12 +165,9 @@ class _Run:
         self._optimizer.zero_grad(set_to_none=False)
 
 
-def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[Any, SumOfLosses]:
+def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> ReadyModel:
     """The model as training has it."""
     setup = trial.setup
-    model = build(trial.config, device, dtype)
-    prepare_model(model, attn_implementation=setup.attention)
-    multiply_patches(model)
     sees = shape_from_config(trial.config).vision is not None
     settings = ModelSettings(
         name=trial.model,
@@ -181,19 +176,26 @@ def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> tuple[A
         train_vision=setup.train_vision if sees else None,
         train_projector=setup.train_projector if sees else None,
     )
-    model = set_trainable(model, settings, half_adapters=setup.half_adapters)
-    checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
+    ready = configure_model(
+        build(trial.config, device, dtype),
+        settings,
+        setup,
+        attn_implementation=setup.attention,
+        device=device,
+        dtype=dtype,
+        seed=0,
+        compiled=setup.compiled,
+        constant=trial.rows is None,
+        backend=trial.backend,
+    )
     if setup.vision_batch_patches is not None:
-        split_vision(model, setup.vision_batch_patches)
-    if setup.compiled:
-        compile_layers(model, constant=trial.rows is None, backend=trial.backend)
-    losses: SumOfLosses = InChunks(model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
-    return model, losses
+        split_vision(ready.model, setup.vision_batch_patches)
+    return ready
 
 
 def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
     """The one batch that every step is given."""
-    make, contract = MadeUpSamples(trial.config, trial.mix, dtype=dtype), contract_for(trial.config)
+    make, contract = SyntheticSamples(trial.config, trial.mix, dtype=dtype), contract_for(trial.config)
     if trial.rows is not None:
         lengths = row_lengths(trial.tokens, trial.rows)
         samples = [make.sample(number, tokens) for number, tokens in enumerate(lengths)]
@@ -210,50 +212,13 @@ def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
-class _Clock:
-    """Marks at the beginning of each step and behind its backward pass; on a GPU without making it wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._gpu = device.type == "cuda"
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        if not self._gpu:
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append(event)
-
-    def steps(self) -> tuple[list[float], list[float]]:
-        """Seconds of whole steps, and of their passes."""
-        if self._gpu:
-            torch.cuda.synchronize()
-        begins = self._marks[::2]
-        steps = [self._between(a, b) for a, b in pairwise(begins)]
-        passes = [self._between(a, b) for a, b in zip(begins, self._marks[1::2], strict=False)]
-        return steps, passes
-
-    def _between(self, first: Any, second: Any) -> float:
-        return float(first.elapsed_time(second)) / 1e3 if self._gpu else second - first
-
-
-class _Memory:
-    """What torch allocates and reserves from now on, and what the driver counts beyond."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-
-    def used(self) -> tuple[int, int, int]:
-        """Allocated and reserved at most, and what the driver counts beyond; zeros where there is no GPU."""
-        if self._device.type != "cuda":
-            return 0, 0, 0
-        free, total = torch.cuda.mem_get_info(self._device)
-        beyond = max(0, total - free - torch.cuda.memory_reserved(self._device))
-        return torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device), beyond
+def _reserved(device: torch.device) -> tuple[int, int]:
+    """What torch has reserved at most, and what the driver counts beyond; zeros where there is no GPU."""
+    if device.type != "cuda":
+        return 0, 0
+    free, total = torch.cuda.mem_get_info(device)
+    beyond = max(0, total - free - torch.cuda.memory_reserved(device))
+    return torch.cuda.max_memory_reserved(device), beyond
 
 
 def _free(device: torch.device, *, compiled: bool) -> None:

@@ -1,7 +1,7 @@
 """A model and packed samples -> is packing correct on it? Packed and alone compared, neighbours changed.
 
-Takes a model, an attention backend and samples (the user's or synthetic ones) and gives a `Verdict`: every check with
-what was found, what was allowed, and whether it passed. `quick_check` is the part that is run before training.
+Takes a model, an attention backend and samples (the user's or synthetic ones) and gives a `CheckReport`: every check
+with its largest difference, the tolerance, and whether it passed. `quick_check` is what runs before training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from packtrain.verifying.check_result import Verdict as Verdict
+    from packtrain.verifying.check_result import CheckReport as CheckReport
     from packtrain.verifying.quick import quick_check as quick_check
     from packtrain.verifying.verification import verify_model as verify_model
 

@@ -1,4 +1,4 @@
-"""The result of a packing check: one finding per check, and the verdict."""
+"""The result of a packing check: what each comparison found, and whether the whole passed."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import EncodedSample
 
 _NAME = 200  # characters of what may come from data
-VerdictOutcome = Literal["passed", "failed", "inconclusive"]
+CheckOutcome = Literal["passed", "failed", "inconclusive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Priced:
-    """A sample to prove with, and the cost that was computed for it without encoding it."""
+class PricedSample:
+    """A sample to check with, and the cost that measuring computes for it."""
 
     sample: EncodedSample
     cost: Cost
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One check: the largest difference that was found, what is allowed, and where it was found."""
+class CheckResult:
+    """One check: the largest difference, how much is allowed, and where it is."""
 
     check: str
     difference: float
@@ -48,36 +48,36 @@ class Finding:
         return self.effect is None or self.effect >= self.needed
 
     @property
-    def outcome(self) -> VerdictOutcome:
-        """Passed only where it could have failed."""
+    def outcome(self) -> CheckOutcome:
+        """Passed only if it could have failed."""
         if not self.passed:
             return "failed"
         return "passed" if self.conclusive else "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """All findings of one model on one backend, and how they were judged."""
+class CheckReport:
+    """All checks of one model on one attention backend, with their tolerances."""
 
     model: str
-    attn_implementation: str  # what really ran, in words
+    attn_implementation: str  # that really ran
     device: str
     dtype: str
-    samples: tuple[str, ...]  # what was packed, in words
+    samples: tuple[str, ...]  # id, kind and length of each
     tokens: int
-    findings: tuple[Finding, ...]
-    judged: tuple[str, ...] = ()  # how differences were measured and what was allowed
-    left_out: tuple[str, ...] = ()  # checks that could not be made, and why
-    kinds: tuple[str, ...] = ()  # of samples: text, image, ...
-    longest: int = 0  # tokens of a sample
+    checks: tuple[CheckResult, ...]
+    tolerances: tuple[str, ...] = ()  # how differences are measured and what is allowed, in words
+    left_out: tuple[str, ...] = ()  # checks that could not be run, and why
+    kinds: tuple[str, ...] = ()  # of samples: text, image, images, video
+    longest: int = 0  # sample, in tokens
     seconds: float = 0.0
 
     @property
-    def outcome(self) -> VerdictOutcome:
+    def outcome(self) -> CheckOutcome:
         """Passed: something was checked, nothing failed, and every check could have failed."""
-        if not self.findings or self.failures:
+        if not self.checks or self.failures:
             return "failed"
-        return "inconclusive" if self.powerless else "passed"
+        return "inconclusive" if self.inconclusive else "passed"
 
     @property
     def passed(self) -> bool:
@@ -85,31 +85,33 @@ class Verdict:
         return self.outcome == "passed"
 
     @property
-    def failures(self) -> tuple[Finding, ...]:
-        """The findings that did not pass."""
-        return tuple(finding for finding in self.findings if not finding.passed)
+    def failures(self) -> tuple[CheckResult, ...]:
+        """The checks that did not pass."""
+        return tuple(check for check in self.checks if not check.passed)
 
     @property
-    def powerless(self) -> tuple[Finding, ...]:
-        """The findings that passed and could not have failed."""
-        return tuple(finding for finding in self.findings if finding.outcome == "inconclusive")
+    def inconclusive(self) -> tuple[CheckResult, ...]:
+        """The checks that passed and could not have failed."""
+        return tuple(check for check in self.checks if check.outcome == "inconclusive")
 
-    def passed_in_words(self) -> tuple[str, ...]:
+    def summary_lines(self) -> tuple[str, ...]:
         """Lines for a run that may start: what was checked, what is inconclusive, and what was not checked."""
-        apart = max((finding.difference for finding in self.findings), default=0.0)
+        apart = max((check.difference for check in self.checks), default=0.0)
         looked_at = f"{counted(len(self.samples), 'sample')} ({', '.join(self.kinds)}, longest {self.longest:,} tokens)"
-        checks = counted(len(self.findings), "check")
+        checks = counted(len(self.checks), "check")
         return (
             f"passed in {self.seconds:.1f} s: {looked_at} packed vs. alone, largest difference {apart:.1e} in {checks}",
-            *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.powerless),
+            *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.inconclusive),
             *(f"not checked: {shown(one, _NAME)}" for one in self.left_out),
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as plain values; what is not finite becomes a word, because JSON has no number for it."""
-        findings = [{**asdict(one), "passed": one.passed, "outcome": one.outcome} for one in self.findings]
-        whole = {"passed": self.passed, "outcome": self.outcome, **asdict(self), "findings": findings}
-        return dict(_plain({**whole, "seconds": round(self.seconds, 3)}))
+        """Plain values; infinities and NaN as words, because JSON has no numbers for them."""
+        plain = {"passed": self.passed, "outcome": self.outcome, **asdict(self), "seconds": round(self.seconds, 3)}
+        del plain["checks"]
+        plain["findings"] = [{**asdict(one), "passed": one.passed, "outcome": one.outcome} for one in self.checks]
+        plain["judged"] = plain.pop("tolerances")
+        return dict(_plain(plain))
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Samples through the model: alone as its processor would hand them over, and together as the collator packs them."""
+"""Samples through the model, alone and packed, and how far apart logits, loss and gradients are and may be."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from packtrain.delivery.collate.collators import offsets_of
 from packtrain.delivery.collate.join import count_patches
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey
 from packtrain.families.family import BatchContract
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 
 FP32_TOLERANCE = 1e-5
 TIMES_ALONE = 2.0  # in half precision: how much further from fp32 than the sample alone
-# Gradients below this share of the largest tensor's are mostly rounding: they are measured against it instead.
+# Gradients below this share of the largest tensor's norm are mostly rounding: they are compared with that share.
 GRADIENT_FLOOR = 1e-2
 Collate = Callable[[Sequence[PackedRow]], Mapping[str, Any]]
-Gradients = dict[str, Tensor]  # by parameter; those that got none are not in it
+Gradients = dict[str, Tensor]  # by parameter, without those that have none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PassOutcome:
-    """What one way of running the samples gave."""
+    """Results of running the samples in one way."""
 
     logits: tuple[Tensor, ...]  # of each sample: (tokens, vocabulary)
     losses: tuple[Tensor, ...]  # of each sample: (supervised tokens,), in fp32
@@ -37,12 +37,12 @@ class PassOutcome:
 
 
 def with_media_as(sample: EncodedSample, dtype: torch.dtype) -> EncodedSample:
-    """The sample with its pixels in one precision, so that every way of running it sees the same ones."""
+    """The sample with its pixels in one precision, so that every run sees the same ones."""
     return replace(sample, media={name: _cast(name, tensor, dtype) for name, tensor in sample.media.items()})
 
 
 def alone_inputs(sample: EncodedSample, contract: BatchContract) -> dict[str, Any]:
-    """The inputs of one sample as its processor gives them: no positions, so that the model finds them itself."""
+    """The inputs of one sample as its processor gives them: without positions, which the model computes."""
     inputs: dict[str, Any] = {"input_ids": sample.input_ids[None], "use_cache": False, **sample.media}
     if contract.positions == "mrope" and sample.media:
         inputs["mm_token_type_ids"] = sample.token_kinds[None].int()
@@ -61,7 +61,7 @@ def packed(samples: Sequence[EncodedSample], collate: Collate) -> tuple[dict[str
 
 
 def as_trained(samples: Sequence[EncodedSample], collate: Collate) -> Mapping[str, Any]:
-    """The batch of one packed row as the trainer gets it."""
+    """The batch of one packed row, as the trainer gets it."""
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
@@ -81,37 +81,37 @@ def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def is_pixels(name: str) -> bool:
-    """Is this argument pixels, and not a mask or the seconds between frames, from which positions are computed?"""
+    """Is this argument pixels, and not a mask or the seconds between frames?"""
     return name.startswith("pixel_values")
 
 
 def starts_of(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
-    """Where each sample begins in the row that is made of them."""
+    """The first token of each sample in their row."""
     return offsets_of(samples, getattr(collate, "alignment", 1))
 
 
 def split(row: Tensor, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
-    """A packed row cut into its samples; what stands behind them is padding."""
+    """A packed row split into its samples, without padding."""
     starts = starts_of(samples, collate)
     return tuple(row[start : start + len(sample)] for start, sample in zip(starts, samples, strict=True))
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of every token that a label names, each predicted by the token before it."""
+    """The loss of every token with a label, predicted from the token before it."""
     targets = labels[1:].to(logits.device)
     carries = targets != IGNORED
     return cross_entropy(logits[:-1][carries].float(), targets[carries], reduction="none")
 
 
 def gradients_of(model: Any) -> Gradients:
-    """The parameters' gradients, taken out of the model; in fp32, because half precision cannot hold differences."""
+    """The gradients of the parameters in fp32, removed from the model: half precision cannot hold differences."""
     found = {name: weight.grad.float() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad(set_to_none=True)
     return found
 
 
 def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> PassOutcome:
-    """Every sample on its own; gradients add up to those of the common loss."""
+    """Every sample alone; gradients add up to those of the common loss."""
     supervised = sum(int((sample.labels[1:] != IGNORED).sum()) for sample in samples)
     logits, losses = [], []
     model.zero_grad(set_to_none=True)
@@ -146,22 +146,22 @@ def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *
     )
 
 
-class Judge(Protocol):
-    """A way to tell differences that mean something from rounding."""
+class Comparison(Protocol):
+    """Packed against a reference, with tolerances that tell errors from rounding."""
 
     def describe(self) -> tuple[str, ...]:
-        """How it judges, in sentences."""
+        """Its tolerances, in sentences."""
         ...
 
-    def logits(self, mode: str, found: Sequence[Tensor]) -> list[Finding]:
+    def logits(self, mode: str, found: Sequence[Tensor]) -> list[CheckResult]:
         """The logits of every sample."""
         ...
 
-    def loss(self, mode: str, found: PassOutcome) -> Finding:
+    def loss(self, mode: str, found: PassOutcome) -> CheckResult:
         """The loss of the whole row."""
         ...
 
-    def gradients(self, mode: str, found: Gradients) -> list[Finding]:
+    def gradients(self, mode: str, found: Gradients) -> list[CheckResult]:
         """The gradient of every parameter."""
         ...
 
@@ -183,30 +183,30 @@ class FullPrecision:
             f"{GRADIENT_FLOOR:.0%} of the largest norm: over that); at most {FP32_TOLERANCE:g}",
         )
 
-    def logits(self, mode: str, found: Sequence[Tensor]) -> list[Finding]:
+    def logits(self, mode: str, found: Sequence[Tensor]) -> list[CheckResult]:
         each = [
             _worst_token(sample, one, ours)
             for sample, one, ours in zip(self.samples, self.reference.logits, found, strict=True)
         ]
         return [largest(f"logits ({mode})", each, FP32_TOLERANCE)]
 
-    def loss(self, mode: str, found: PassOutcome) -> Finding:
+    def loss(self, mode: str, found: PassOutcome) -> CheckResult:
         difference = abs(found.loss - self.reference.loss) / max(1.0, abs(self.reference.loss))
         where = f"{found.loss:.6f} packed, {self.reference.loss:.6f} alone"
-        return Finding(check=f"loss ({mode})", difference=difference, allowed=FP32_TOLERANCE, where=where)
+        return CheckResult(check=f"loss ({mode})", difference=difference, allowed=FP32_TOLERANCE, where=where)
 
-    def gradients(self, mode: str, found: Gradients) -> list[Finding]:
+    def gradients(self, mode: str, found: Gradients) -> list[CheckResult]:
         each = gradient_differences(self.reference.gradients, found)
         return [largest(f"gradients ({mode})", each, FP32_TOLERANCE)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HalfPrecision:
-    """bf16, fp16: packed is no further from fp32 than the sample alone is, up to a factor of two."""
+    """bf16, fp16: packed is at most twice as far from fp32 as the sample alone."""
 
     samples: Sequence[EncodedSample]
     reference: PassOutcome  # alone, in fp32
-    yardstick: PassOutcome  # alone, in the precision that is judged
+    yardstick: PassOutcome  # alone, in the precision of the packed row
 
     def describe(self) -> tuple[str, ...]:
         return (
@@ -219,7 +219,7 @@ class HalfPrecision:
             "compared in the vector only: torch sums their gradients in half precision there",
         )
 
-    def logits(self, mode: str, found: Sequence[Tensor]) -> list[Finding]:
+    def logits(self, mode: str, found: Sequence[Tensor]) -> list[CheckResult]:
         pairs = [
             (sample.id, _rms(ours.float() - one.float()), _rms(theirs.float() - one.float()))
             for sample, one, theirs, ours in zip(
@@ -227,10 +227,10 @@ class HalfPrecision:
             )
         ]
         name, packed, alone = max(pairs, key=lambda pair: _ratio(pair[1], pair[2]))
-        mean = Finding(check=f"logits ({mode})", difference=packed, allowed=TIMES_ALONE * alone, where=name)
+        mean = CheckResult(check=f"logits ({mode})", difference=packed, allowed=TIMES_ALONE * alone, where=name)
         ours_worst = [_far(one, ours) for one, ours in zip(self.reference.logits, found, strict=True)]
         alone_worst = [_far(one, its) for one, its in zip(self.reference.logits, self.yardstick.logits, strict=True)]
-        worst = Finding(
+        worst = CheckResult(
             check=f"logits, worst ({mode})",
             difference=_max(ours_worst),
             allowed=TIMES_ALONE * _max(alone_worst),
@@ -238,36 +238,36 @@ class HalfPrecision:
         )
         return [mean, worst]
 
-    def loss(self, mode: str, found: PassOutcome) -> Finding:
+    def loss(self, mode: str, found: PassOutcome) -> CheckResult:
         alone = _rms(torch.cat(self.yardstick.losses) - torch.cat(self.reference.losses))
-        return Finding(
+        return CheckResult(
             check=f"loss ({mode})",
             difference=abs(found.loss - self.reference.loss),
             allowed=TIMES_ALONE * alone,
             where=f"{found.loss:.5f} packed, {self.yardstick.loss:.5f} alone, {self.reference.loss:.5f} in fp32",
         )
 
-    def gradients(self, mode: str, found: Gradients) -> list[Finding]:
+    def gradients(self, mode: str, found: Gradients) -> list[CheckResult]:
         reference, yardstick = self.reference.gradients, self.yardstick.gradients
-        whole = Finding(
+        whole = CheckResult(
             check=f"gradients ({mode})",
             difference=_whole_difference(reference, found),
             allowed=TIMES_ALONE * _whole_difference(reference, yardstick),
             where="all parameters as one vector",
         )
-        alone = _judged_alone(reference, yardstick)
+        alone = _comparable_tensors(reference, yardstick)
         average = (sum(value * value for value in alone.values()) / max(1, len(alone))) ** 0.5
-        each = _judged_alone(reference, found)
+        each = _comparable_tensors(reference, found)
         name = max(each, key=lambda name: _ratio(each[name], max(alone.get(name, 0.0), average)))
         allowed = TIMES_ALONE * max(alone.get(name, 0.0), average)
-        worst = Finding(check=f"gradients, worst ({mode})", difference=each[name], allowed=allowed, where=name)
+        worst = CheckResult(check=f"gradients, worst ({mode})", difference=each[name], allowed=allowed, where=name)
         return [whole, worst]
 
 
 # ---- what is exact
 
 
-def compare_costs(samples: Sequence[EncodedSample], costs: Sequence[Cost], patch_size: int) -> Finding:
+def compare_costs(samples: Sequence[EncodedSample], costs: Sequence[Cost], patch_size: int) -> CheckResult:
     """Tokens, supervised tokens, images, videos and patches of every sample; the difference counts the wrong ones."""
     wrong = []
     for sample, cost in zip(samples, costs, strict=True):
@@ -283,12 +283,12 @@ def compare_costs(samples: Sequence[EncodedSample], costs: Sequence[Cost], patch
             for name, value in real.items()
             if value is not None and value != getattr(cost, name)
         ]
-    return Finding(
+    return CheckResult(
         check="costs as computed", difference=float(len(wrong)), allowed=0.0, where=wrong[0] if wrong else ""
     )
 
 
-def compare_labels(samples: Sequence[EncodedSample], labels: Tensor, firsts: Sequence[int]) -> Finding:
+def compare_labels(samples: Sequence[EncodedSample], labels: Tensor, firsts: Sequence[int]) -> CheckResult:
     """Every label in its place, none on a sample's first token: the token before it belongs to a neighbour."""
     expected = torch.full_like(labels, IGNORED)
     for start, sample in zip(firsts, samples, strict=True):
@@ -301,14 +301,14 @@ def compare_labels(samples: Sequence[EncodedSample], labels: Tensor, firsts: Seq
         where = f"the first token of {samples[firsts.index(across[0])].id} is predicted from its neighbour (loss mask)"
     elif wrong:
         where = f"token {wrong[0]} of the row: {int(labels[wrong[0]])} instead of {int(expected[wrong[0]])}"
-    return Finding(check="labels", difference=float(len(wrong)), allowed=0.0, where=where)
+    return CheckResult(check="labels", difference=float(len(wrong)), allowed=0.0, where=where)
 
 
 # ---- differences
 
 
-def _judged_alone(reference: Gradients, found: Gradients) -> dict[str, float]:
-    """The differences of tensors that can be judged one by one.
+def _comparable_tensors(reference: Gradients, found: Gradients) -> dict[str, float]:
+    """The differences of tensors that can be compared one by one.
 
     Not those of norms on a CPU: the gradient of a bias was off by 2 % after 256 rows, by 30 % after 4,096.
     """
@@ -372,9 +372,9 @@ def _max(values: Iterable[float]) -> float:
     return next((value for value in found if value != value), max(found, default=0.0))
 
 
-def largest(check: str, each: Iterable[tuple[str, float]], allowed: float) -> Finding:
-    """The finding of the largest of named differences."""
+def largest(check: str, each: Iterable[tuple[str, float]], allowed: float) -> CheckResult:
+    """The check whose difference is the largest of these."""
     pairs = list(each)
     worst = _max(value for _, value in pairs)
     where = next((name for name, value in pairs if value == worst or value != value), "") if worst else ""
-    return Finding(check=check, difference=worst, allowed=allowed, where=where)
+    return CheckResult(check=check, difference=worst, allowed=allowed, where=where)

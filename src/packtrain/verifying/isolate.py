@@ -1,4 +1,4 @@
-"""Neighbours in a pack: one sample is changed at a fixed layout, and nothing may move in the others."""
+"""Neighbours in a pack: one sample is changed at a fixed layout, and nothing may change in the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.modeling.model_parts import transformers_model
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 from packtrain.verifying.compare import (
     FP32_TOLERANCE,
     Collate,
@@ -30,7 +30,7 @@ from packtrain.verifying.model_states import EVALUATION, TRAINING, Mode, in_mode
 _MIXED_EXPERTS = 0.05  # in half precision, where a neighbour changes in which groups a token is summed up
 _MIXED_PRECISION = 0.01
 _SAME_SHAPES = 1e-6  # in fp32: products of the same shapes hardly round differently
-# A sample must move itself this often as far as others may move with it, and in half precision as a rounding is large.
+# How much further than its neighbours may move a sample must move itself; in half precision, in roundings.
 _POWER, _ROUNDINGS = 100.0, 10.0
 _REPEATS = 4.0  # how much more than between two equal runs gradients may differ, where kernels are not deterministic
 
@@ -57,7 +57,7 @@ def changes_of(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
 
 
 def _other_text(sample: EncodedSample, pool: Tensor, draw: torch.Generator) -> EncodedSample:
-    """Other ids at every token of text, drawn from texts that the model has seen to take; media tokens stay."""
+    """Other ids at every text token, drawn from the texts of the samples; media tokens stay."""
     shift = torch.randint(1, max(2, len(pool)), sample.input_ids.shape, generator=draw)
     place = torch.searchsorted(pool, sample.input_ids).clamp(max=len(pool) - 1)
     other = pool[(place + shift) % len(pool)]
@@ -65,7 +65,7 @@ def _other_text(sample: EncodedSample, pool: Tensor, draw: torch.Generator) -> E
 
 
 def _other_pixels(sample: EncodedSample, draw: torch.Generator) -> EncodedSample:
-    """Noise wherever there is a pixel; zeros stay, because some models take an image of zeros for padding."""
+    """Noise in every pixel; zeros stay, because some models treat an image of zeros as padding."""
     media = {
         name: torch.where(tensor == 0, tensor, torch.randn(tensor.shape, generator=draw).to(tensor.dtype))
         if is_pixels(name)
@@ -76,7 +76,7 @@ def _other_pixels(sample: EncodedSample, draw: torch.Generator) -> EncodedSample
 
 
 def allowed_movement(model: Any, dtype: torch.dtype | None = None) -> float:
-    """How much a sample may move with its neighbour: in half precision not at all, where fp32 leaves room to rounding.
+    """How much a sample may move with its neighbour: in half precision not at all, in fp32 by rounding.
 
     Experts are the exception: which tokens share a product depends on all tokens of the row. So are products in half
     precision (`dtype`) of weights in fp32, where roundings of both kinds meet.
@@ -105,8 +105,8 @@ def needed_effect(model: Any, dtype: torch.dtype | None = None) -> float:
 
 def isolate(
     model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool, mode: Mode = TRAINING
-) -> list[Finding]:
-    """Change each sample in turn and look at all others; at gradients in one mode."""
+) -> list[CheckResult]:
+    """Change each sample in turn and compare all others; gradients in one mode."""
     changes = changes_of(samples)
     with in_mode(model, EVALUATION):
         before = row_logits(model, samples, collate)
@@ -132,7 +132,7 @@ def moved_neighbours(
     before: Sequence[Tensor],
     after: Callable[[ChangedSample], Sequence[Tensor]],
     dtype: torch.dtype | None = None,
-) -> list[Finding]:
+) -> list[CheckResult]:
     """For each kind of change how far other samples moved, and how far the changed one did; over values where large.
 
     Results with a change are asked for one by one: all of them may be too large to be kept.
@@ -151,7 +151,7 @@ def moved_neighbours(
     return found
 
 
-def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], needed: float) -> Finding:
+def _others_and_itself(worst: CheckResult, effects: Sequence[tuple[str, float]], needed: float) -> CheckResult:
     name, effect = min(effects, key=lambda one: one[1])
     own = f"{name} changes itself by {effect:.2g}"
     if effect < needed:
@@ -161,7 +161,7 @@ def _others_and_itself(worst: Finding, effects: Sequence[tuple[str, float]], nee
 
 def _gradients(
     model: Any, samples: Sequence[EncodedSample], changes: Sequence[ChangedSample], collate: Collate, allowed: float
-) -> list[Finding]:
+) -> list[CheckResult]:
     """The gradient of the loss of all neighbours: nothing of it at one sample's inputs, and the same with another one.
 
     On GPUs equal runs differ, also with the kernels that torch calls deterministic: one rounding that falls the other

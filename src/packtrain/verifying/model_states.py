@@ -1,4 +1,5 @@
-"""The states in which a model is looked at: evaluation, training without dropout, checkpointing, full precision.
+"""The states in which a model is checked: evaluation, training without dropout, checkpointing, full precision, its own
+attention; and hidden states in place of logits.
 
 Each is a context that leaves the model as it was.
 """
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.modeling.model_parts import transformers_model
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 from packtrain.verifying.compare import forward, largest
 
 
@@ -54,7 +55,7 @@ def in_mode(model: Any, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def _checkpointing(model: Any, wanted: bool | None) -> Iterator[None]:
-    """With or without checkpointing; one that the model came with is used, and comes back, as it was set up."""
+    """With or without checkpointing; a model's own checkpointing is kept and restored."""
     if wanted is None:
         yield
         return
@@ -80,7 +81,7 @@ def _checkpointing(model: Any, wanted: bool | None) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Every dropout at probability 0, also those that an attention keeps as a number: what is random proves nothing."""
+    """Every dropout at probability 0, also those that an attention has as a number."""
     found: list[tuple[nn.Module, str, float]] = []
     for module in model.modules():
         names = ["p"] if isinstance(module, nn.modules.dropout._DropoutNd) else []
@@ -96,12 +97,12 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> tuple[Tensor, ...]:
-    """Where the random numbers of torch stand; drawing one changes it."""
+    """The state of torch's random numbers; drawing one changes it."""
     return (torch.get_rng_state(), *((torch.cuda.get_rng_state(device),) if device.type == "cuda" else ()))
 
 
 def is_random_in_training(model: nn.Module, run: Callable[[], object]) -> bool:
-    """Does training mode do more than evaluation, dropout aside?
+    """Is training mode random apart from dropout?
 
     Routers that draw, layers that are left out by chance: packed and alone then differ by chance. Norms over a batch
     would keep what they saw.
@@ -175,7 +176,7 @@ def stock_attention(model: Any) -> Iterator[str]:
 
 @contextmanager
 def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]:
-    """What goes into the output head in a forward pass on these inputs, (tokens, width).
+    """The input of the output head in a forward pass, (tokens, width).
 
     The head itself does not run: logits of a long row are larger than anything else of a step without gradients.
     """
@@ -201,7 +202,7 @@ def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]
             head.forward = before
 
 
-def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]], allowed: float) -> Finding:
+def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]], allowed: float) -> CheckResult:
     """Hidden states from which supervised tokens are predicted: norm of packed - alone over that of alone."""
     gaps = []
     for sample, reference, found in compared:

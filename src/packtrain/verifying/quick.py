@@ -1,9 +1,8 @@
-"""The packing check before a training run's first step: every modality and the longest sample, in rows as training "
-"has them.
+"""The packing check before the first training step: every modality and the longest sample, in rows of training.
 
-Every rank runs the same number of forward and backward passes whatever its samples are, because a sharded model hangs
-otherwise. No part needs more memory than a training step: gradients are those of short samples, the longest one is run
-without, and nowhere are there logits of a whole row.
+Every rank runs the same number of forward and backward passes for any samples, because a sharded model would hang
+otherwise. No part needs more memory than a training step: gradients come from short samples, the longest one runs
+without, and logits of a whole row are never computed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from packtrain.core.errors import DataError
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.families.family import BatchContract
-from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.check_result import CheckReport, CheckResult
 from packtrain.verifying.compare import Collate, alone_inputs, as_trained, compare_labels, packed, split, starts_of
 from packtrain.verifying.isolate import ChangedSample, changes_of, moved_neighbours, with_change
 from packtrain.verifying.model_states import (
@@ -45,20 +44,20 @@ class RowRoom:
     """What one row of a training step holds."""
 
     tokens: int = MOST_TOKENS
-    patches: int | None = None  # of the vision encoder; None: nobody said
-    alignment: int = 1  # samples are filled up to multiples of it
+    patches: int | None = None  # of the vision encoder; None: unknown
+    alignment: int = 1  # samples are padded to multiples of it
 
     def taken(self, samples: Sequence[EncodedSample]) -> int:
-        """Tokens of the row that they fill."""
+        """Tokens of the row that they take."""
         return sum(-(-len(sample) // self.alignment) * self.alignment for sample in samples)
 
     @property
     def least(self) -> int:
-        """Tokens that make a sample."""
+        """Tokens of the shortest sample to check with."""
         return max(_LEAST_ROOM, self.alignment)
 
     def holds(self, samples: Sequence[EncodedSample]) -> bool:
-        """Do these fit into one row?"""
+        """Do these samples fit into one row?"""
         patches = sum(sample.vision.patches for sample in samples if sample.vision is not None)
         return self.taken(samples) <= self.tokens and (self.patches is None or patches <= self.patches)
 
@@ -69,7 +68,7 @@ def kind_of(images: int, videos: int) -> str:
 
 
 def sample_described(sample: EncodedSample) -> str:
-    """A sample in words."""
+    """Id, kind and length of a sample."""
     kind = kind_of(sample.num_images, sample.num_videos)
     return f"{sample.id} ({kind if kind != 'images' else f'{sample.num_images} images'}, {len(sample):,} tokens)"
 
@@ -77,16 +76,16 @@ def sample_described(sample: EncodedSample) -> str:
 def short_samples(
     samples: Sequence[EncodedSample], room: RowRoom | None = None
 ) -> tuple[list[EncodedSample], tuple[str, ...]]:
-    """The shortest sample of every kind, filled up with short ones, at least two; and what found no room.
+    """The shortest sample of every kind and some short ones, at least two; and notes on what did not fit.
 
-    Where they are too long, the beginning of their text is taken.
+    Of samples that are too long, the beginning of the text is used.
     """
     room = room or RowRoom()
     piece = max(2, min(room.tokens, MOST_TOKENS) // 4 // room.alignment * room.alignment)
     usable = sorted((sample for sample in samples if (sample.labels[1:] != IGNORED).any()), key=len)
     usable = usable or [_text_of(sample, piece, number=0) for sample in samples]
     if not usable:
-        raise DataError("the check before the first step", got="no samples", expected="at least one on every rank")
+        raise DataError("the packing check", got="no samples", expected="at least one on every rank")
     chosen: list[EncodedSample] = []
     left_out = []
     for kind in KINDS:
@@ -104,7 +103,7 @@ def short_samples(
         if fresh and rest.holds([*chosen, sample]):
             chosen.append(sample)
     if len(chosen) == 1 and room.taken(chosen) + room.least > room.tokens:
-        chosen = []  # it leaves no room for another
+        chosen = []  # there is no room for a second one
     while len(chosen) < 2:
         size = min(piece, (room.tokens - room.taken(chosen)) // room.alignment * room.alignment)
         chosen.append(_text_of(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
@@ -112,13 +111,13 @@ def short_samples(
 
 
 def longest_of(row: Sequence[EncodedSample]) -> int:
-    """The number of the longest sample, of those that carry loss where some do."""
+    """The index of the longest sample, among those with labels if there are any."""
     carry = [at for at, sample in enumerate(row) if (sample.labels[1:] != IGNORED).any()]
     return max(carry or range(len(row)), key=lambda at: len(row[at]))
 
 
 def _text_of(sample: EncodedSample, tokens: int, *, number: int) -> EncodedSample:
-    """The first tokens of a sample's text, all of which are looked at."""
+    """The first tokens of a sample's text, all of them with labels."""
     ids = sample.input_ids[sample.token_kinds == TEXT][:tokens]
     labels = ids.clone()
     labels[0] = IGNORED
@@ -136,22 +135,22 @@ def _text_of(sample: EncodedSample, tokens: int, *, number: int) -> EncodedSampl
     )
 
 
-CHANGES = 4  # two of text, and of pixels as far as there are some
-# Packed and once more at the end, with a changed sample, the whole pack; alone, and the longest alone.
+CHANGES = 4  # two of text, and up to two of pixels
+# Packed, twice; with each change; the whole pack; each sample alone; the longest alone.
 FORWARDS = 2 + CHANGES + 1 + MOST_SAMPLES + 1
-# The trainer's loss, once without gradients to see whether training is random; alone.
+# The trainer's loss, once without gradients to see whether training is random; each sample alone.
 WITH_LOSS = 2 + MOST_SAMPLES
-_MOST_EAGER = 4_096  # tokens of a sample whose attention scores are all kept at once
+_MOST_EAGER = 4_096  # tokens of a sample; eager attention keeps all scores at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """How the run will train: what it has beside the model."""
+    """The loss and precision of the run."""
 
     loss: TrainingLoss
-    backward: bool = True  # False: gradients are not made by `loss.backward()` alone
-    dtype: torch.dtype | None = None  # of products; None: that of the weights
-    smoothing: float = 0.0  # of the labels
+    backward: bool = True  # False: gradients do not come from `loss.backward()` alone
+    dtype: torch.dtype | None = None  # compute dtype; None: that of the weights
+    smoothing: float = 0.0  # label smoothing
 
 
 def quick_check(
@@ -163,11 +162,11 @@ def quick_check(
     pack: Sequence[EncodedSample] = (),
     room: RowRoom | None = None,
     training: Training | None = None,
-) -> Verdict:
+) -> CheckReport:
     """Packed against alone, changed neighbours, the longest sample in its pack, and the trainer's own loss.
 
-    `samples` are those to choose from, `pack` is the one with the longest sample, as it is trained; `room` is what a
-    row of training holds. `model` is called as training calls it (it may be wrapped).
+    `samples` are the candidates, `pack` is the pack of training with the longest sample, `room` is the size of a row in
+    training. `model` is called as in training (it may be wrapped).
     """
     started = time.perf_counter()
     chosen, left = short_samples(samples, room)
@@ -175,23 +174,23 @@ def quick_check(
     weight = next(model.parameters())
     dtype = training.dtype if training is not None and training.dtype is not None else weight.dtype
     with exact_products():
-        findings = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), starts_of(chosen, collate))]
+        checks = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), starts_of(chosen, collate))]
         with in_mode(model, EVALUATION), torch.no_grad():
-            findings += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
+            checks += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
         if training is None:
-            left_out.append("the loss and its gradients: the loss is not the trainer's")
+            left_out.append("the loss and its gradients: the loss is not the trainer's own")
         else:
-            findings += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
+            checks += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
     shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
-    return Verdict(
+    return CheckReport(
         model=type(model).__name__,
         attn_implementation="as given",
         device=str(weight.device),
         dtype=str(dtype).removeprefix("torch."),
         samples=tuple(dict.fromkeys(sample_described(sample) for sample in shown)),
         tokens=sum(len(sample) for sample in chosen),
-        findings=tuple(findings),
-        judged=_judged(dtype),
+        checks=tuple(checks),
+        tolerances=_tolerances(dtype),
         left_out=tuple(left_out),
         kinds=tuple(dict.fromkeys(kind_of(sample.num_images, sample.num_videos) for sample in shown)),
         longest=max(map(len, shown)),
@@ -207,7 +206,7 @@ def _without_gradients(
     contract: BatchContract,
     dtype: torch.dtype,
     left_out: list[str],
-) -> list[Finding]:
+) -> list[CheckResult]:
     with hidden_states(model) as hidden:
 
         def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
@@ -219,7 +218,7 @@ def _without_gradients(
         first = row(chosen)
         changes = _changes(chosen)
         moved = [row(with_change(chosen, change)) for change in changes]
-        again = row(chosen)  # what a forward leaves behind shows in a later one
+        again = row(chosen)  # a cache that a forward leaves shows in a later one
         with stock_attention(model) as used:
             at = longest_of(pack)
             if used == "eager" and len(pack[at]) > _MOST_EAGER:
@@ -237,13 +236,13 @@ def _without_gradients(
         parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(known, first, strict=True)], allowed),
         parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(known, again, strict=True)], allowed),
         parity("hidden states (whole pack)", in_pack, allowed),
-        # at every token: media stand where no loss is taken
+        # at every token, also of media, which have no labels
         *moved_neighbours(model, chosen, changes, again, lambda change: moved[changes.index(change)], dtype),
     ]
 
 
 def _changes(chosen: Sequence[EncodedSample]) -> list[ChangedSample]:
-    """Text of the first and the last sample, pixels of the last two that have some; always equally many."""
+    """Text of the first and the last sample, pixels of the last two with media; always the same number."""
     changes = changes_of(chosen)
     texts = [change for change in changes if change.what == "text"]
     found = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
@@ -258,7 +257,7 @@ def _with_loss(
     training: Training,
     dtype: torch.dtype,
     left_out: list[str],
-) -> list[Finding]:
+) -> list[CheckResult]:
     """The trainer's loss and its gradients, in training mode without dropout, checkpointed as training is."""
     random = is_random_in_training(model, lambda: training.loss(model, as_trained(chosen, collate)))
     backward, why = training.backward, "gradients: they do not come from the loss alone"
@@ -278,7 +277,7 @@ def _with_loss(
         )
 
 
-def _judged(dtype: torch.dtype) -> tuple[str, ...]:
+def _tolerances(dtype: torch.dtype) -> tuple[str, ...]:
     allowed = tolerance_of(dtype)
     return (
         "reference: each sample alone, on the model's own attention",

@@ -16,7 +16,7 @@ from packtrain.families.family import Rule
 from packtrain.families.registry import load_rule
 from packtrain.measuring.request import Request
 from packtrain.records.synthetic import chat_record, noise_pixels, sentence
-from packtrain.verifying.check_result import Priced
+from packtrain.verifying.check_result import PricedSample
 
 # Wide and narrow ones are cheap for models that cut images into tiles; the cheapest are taken.
 _SIZES = ((96, 64), (64, 96), (128, 128), (336, 112), (112, 336), (400, 64), (64, 400), (448, 448))
@@ -50,7 +50,7 @@ _TEXTS = (
 )
 
 
-def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> list[Priced]:
+def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -> list[PricedSample]:
     """Text, one image, several images and a video, where the model takes them, each with its computed cost."""
     settings = request.settings()
     family = load_rule(settings, request.limits)
@@ -66,7 +66,7 @@ def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -
         record = _record(plot, draw, chat=settings.chat_template is not None)
         decoded = [_pixels(header, encoder, draw, f"{plot.name}-{at}") for at, header in enumerate(headers)]
         cost, _ = costs.cost(record, headers)
-        made.append(Priced(sample=encoder.assemble(record, decoded), cost=cost))
+        made.append(PricedSample(sample=encoder.assemble(record, decoded), cost=cost))
     return made
 
 

@@ -16,7 +16,7 @@ from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.model_parts import part_of_weight, transformers_model
-from packtrain.verifying.check_result import Finding
+from packtrain.verifying.check_result import CheckResult
 from packtrain.verifying.compare import (
     FP32_TOLERANCE,
     GRADIENT_FLOOR,
@@ -37,14 +37,14 @@ _SURE = 1e-3  # loss of a token below which its gradient may round to nothing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tolerance:
-    """How far packed and alone may be apart, where both are rounded in the same precision."""
+    """How far packed and alone may differ in the same precision."""
 
     hidden: float  # norm of the difference over that of the sample alone; contamination is of the order of 1
     loss: float  # per token, over the loss where that is above 1
     gradients: float  # norm of the difference over the norm
 
 
-# Rounding grows with depth, and more so in gradients.
+# Rounding errors grow with depth, and more so in gradients.
 _TOLERANCES = {
     torch.float32: Tolerance(hidden=FP32_TOLERANCE, loss=FP32_TOLERANCE, gradients=10 * FP32_TOLERANCE),
     torch.float16: Tolerance(hidden=0.02, loss=0.005, gradients=0.2),
@@ -68,12 +68,12 @@ def compare_training_loss(
     backward: bool = True,
     smoothing: float = 0.0,
     runs: int = 0,
-) -> list[Finding]:
-    """The loss of a packed row as training takes it, where it is taken, and its gradients.
+) -> list[CheckResult]:
+    """The trainer's loss of a packed row, its tokens with loss, and its gradients.
 
-    Gradients of the samples alone are taken off those of the row in place, so that there never are two of them: what
-    remains is the difference. `smoothing` is that of the labels. `runs` is the least number of samples alone: ranks of
-    a sharded model run equally many.
+    Gradients of the samples alone are subtracted in place from those of the row, which needs no second copy: what
+    remains is the difference. `smoothing` is label smoothing. `runs` is the least number of passes over samples alone:
+    ranks of a sharded model run the same number.
     """
     batch = as_trained(samples, collate)
     weights = _weights(batch, samples, collate)
@@ -101,8 +101,8 @@ def compare_training_loss(
     finally:
         model.zero_grad()
     allowed, expected = tolerance_of(dtype), sum(part for _, part in each) / whole
-    findings = [
-        Finding(
+    checks = [
+        CheckResult(
             check="training loss",
             difference=abs(found - expected) / max(1.0, abs(expected)),
             allowed=allowed.loss,
@@ -110,12 +110,12 @@ def compare_training_loss(
         )
     ]
     if taken_at is not None:
-        findings.append(
+        checks.append(
             _compare_positions(samples, starts_of(samples, collate), taken_at, [losses for losses, _ in each])
         )
-    if backward and (before or after):  # a loss without gradients is one that the samples alone have
-        findings.append(_compare_norms(before, after, dtype, allowed.gradients))
-    return findings
+    if backward and (before or after):  # a missing gradient would show in the samples alone
+        checks.append(_compare_norms(before, after, dtype, allowed.gradients))
+    return checks
 
 
 def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract, smoothing: float) -> Tensor:
@@ -145,7 +145,7 @@ def _cross_entropies(logits: Tensor, targets: Tensor, smoothing: float) -> Tenso
 
 
 def _weights(batch: Any, samples: Sequence[EncodedSample], collate: Collate) -> list[Tensor]:
-    """Of every supervised token of each sample: those of the batch, or 1."""
+    """The loss weights of the supervised tokens of each sample: those of the batch, or 1."""
     given = batch.get(LOSS_WEIGHTS)
     rows = split(given[0], samples, collate) if given is not None else [torch.ones(len(sample)) for sample in samples]
     return [row[1:][sample.labels[1:] != IGNORED].float() for row, sample in zip(rows, samples, strict=True)]
@@ -176,7 +176,7 @@ def _head_input(model: Any) -> Iterator[list[Tensor]]:
 
 
 def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
-    """Tokens of the row whose hidden states the loss depends on; None where that is not known."""
+    """Tokens of the row whose hidden states the loss depends on; None if unknown."""
     if len(into_head) != 1 or into_head[0].grad is None:
         return None
     return (into_head[0].grad.flatten(0, -2) != 0).any(-1).cpu()
@@ -184,22 +184,22 @@ def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
 
 def _compare_positions(
     samples: Sequence[EncodedSample], starts: Sequence[int], found: Tensor, losses: Sequence[Tensor]
-) -> Finding:
-    """Loss is taken at each supervised token and nowhere else: exact in any precision."""
+) -> CheckResult:
+    """Exactly the supervised tokens have loss, in any precision."""
     expected, sure = torch.zeros_like(found), torch.zeros_like(found)
     for sample, start, lost in zip(samples, starts, losses, strict=False):
         places = start + (sample.labels[1:] != IGNORED).nonzero().flatten()
         expected[places] = True
-        sure[places] = lost.cpu() < _SURE  # its gradient may be nothing
+        sure[places] = lost.cpu() < _SURE  # its gradient may round to 0
     wrong = ((found != expected) & ~sure).nonzero().flatten().tolist()
     where = ""
     if wrong:
         where = f"token {wrong[0]} of the row {'carries' if found[wrong[0]] else 'carries no'} loss"
-    return Finding(check="training loss, tokens", difference=float(len(wrong)), allowed=0.0, where=where)
+    return CheckResult(check="training loss, tokens", difference=float(len(wrong)), allowed=0.0, where=where)
 
 
 def _norms(model: Any) -> dict[str, float]:
-    """Of every gradient; of this rank's part of it, where it is shared out."""
+    """The norm of every gradient; of this rank's shard where it is sharded."""
     found = {}
     for name, weight in model.named_parameters():
         if weight.grad is not None:
@@ -208,8 +208,10 @@ def _norms(model: Any) -> dict[str, float]:
     return {name: float(norm) for name, norm in found.items()}
 
 
-def _compare_norms(before: dict[str, float], after: dict[str, float], dtype: torch.dtype, allowed: float) -> Finding:
-    """What remains after subtraction; of each tensor, or in half precision of each part of the model as one vector."""
+def _compare_norms(
+    before: dict[str, float], after: dict[str, float], dtype: torch.dtype, allowed: float
+) -> CheckResult:
+    """The difference after subtraction: by tensor, or in half precision by part of the model."""
     if dtype not in (torch.float32, torch.float64):
         before, after = _by_part(before), _by_part(after)
     floor = GRADIENT_FLOOR * (max(before.values(), default=0.0) or max(after.values(), default=0.0))

@@ -1,4 +1,4 @@
-"""Samples from the user's own data: the first usable ones of every kind, small enough to be proved with."""
+"""Samples from the user's own data: the first usable ones of every kind that are short enough."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
-from packtrain.verifying.check_result import Priced
+from packtrain.verifying.check_result import PricedSample
 from packtrain.verifying.quick import kind_of
 
-MOST_LOOKED_AT = 500  # entries of the data
-MOST_TOKENS = 8_192  # of all samples together, because logits of every token are kept
-LONGEST = 16_384  # tokens of the longest sample, which is run forward only
+MOST_LOOKED_AT = 500  # records
+MOST_TOKENS = 8_192  # of all samples together: logits of every token are kept
+LONGEST = 16_384  # tokens of the longest sample, which runs forward only
 
 
 def user_samples(
     request: Request, encoder: SampleEncoder, count: int, room: int | None = None
-) -> tuple[list[Priced], EncodedSample | None]:
-    """Up to `count` samples, of different kinds as far as the beginning of the data has them; and the longest of all.
+) -> tuple[list[PricedSample], EncodedSample | None]:
+    """Up to `count` samples of different kinds from the beginning of the data, and the longest of all.
 
-    None where the longest is among them. `room` is the longest row that the model takes.
+    The longest is None if it is among them. `room` is the longest row that the model takes.
     """
     most, most_alone = (min(bound, room or bound) for bound in (MOST_TOKENS, LONGEST))
     rule = FamilyRule(request)
     measurer = Measurer(request, rule)
-    found: dict[str, list[Priced]] = {}
+    found: dict[str, list[PricedSample]] = {}
     looked_at = 0
     longest: tuple[int, EncodedSample | None] = (0, None)
     for entry, source in islice(_entries(request), MOST_LOOKED_AT):
@@ -44,11 +44,11 @@ def user_samples(
                 continue
             sample = encoder.encode(record, measurer.store(source))
         except RecordError:
-            continue  # measuring says what is wrong with it
+            continue  # measuring reports what is wrong with it
         if cost.tokens > longest[0]:
             longest = cost.tokens, sample
         if small:
-            found.setdefault(kind, []).append(Priced(sample=sample, cost=cost))
+            found.setdefault(kind, []).append(PricedSample(sample=sample, cost=cost))
     chosen = _of_every_kind(found, count, most)
     if len(chosen) < 2:
         raise DataError(
@@ -66,9 +66,9 @@ def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
             yield entry, unit.source
 
 
-def _of_every_kind(found: dict[str, list[Priced]], count: int, most: int) -> list[Priced]:
-    """One of each kind in turn, within the bound on tokens."""
-    chosen: list[Priced] = []
+def _of_every_kind(found: dict[str, list[PricedSample]], count: int, most: int) -> list[PricedSample]:
+    """Samples of each kind in turn, within the limit of tokens."""
+    chosen: list[PricedSample] = []
     queues = [list(queue) for queue in found.values()]
     while len(chosen) < count and any(queues):
         for queue in queues:

@@ -1,4 +1,8 @@
-"""The whole packing check for one model and one backend: costs, labels, parity with each sample alone, isolation."""
+"""The whole packing check for one model and one attention backend: costs, labels, each sample alone, neighbours.
+
+Rows that depend on length are checked as well: one with a sample longer than the windows of the model, and one that is
+padded to a static shape, as compiled layers get it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.compiled import refuse_uncompiled
-from packtrain.verifying.check_result import Finding, Verdict
+from packtrain.verifying.check_result import CheckReport, CheckResult
 from packtrain.verifying.compare import (
     Collate,
+    Comparison,
     FullPrecision,
     HalfPrecision,
-    Judge,
     PassOutcome,
     alone_inputs,
     compare_costs,
@@ -56,7 +60,7 @@ from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NamedRow:
-    """One more row to look at: samples, and how they are joined."""
+    """One more row to check: samples, and their collator."""
 
     name: str
     samples: Sequence[EncodedSample]
@@ -64,12 +68,12 @@ class NamedRow:
 
 
 MOST_TOKENS = 8_448  # of a synthetic sample
-_LEAST = 1_024  # tokens: also where no length is known to matter
-_BEYOND = 64  # tokens behind the end of a window
+_LEAST = 1_024  # tokens, if the config has no such length
+_BEYOND = 64  # tokens after the end of a window
 _TILE = 128  # tokens; rows of static shape are multiples of it
 _LENGTHS = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
-_FORWARDS = 3  # a cache that one forward leaves behind shows in a later one
-Say = Callable[[str], None]
+_FORWARDS = 3  # a cache that one forward leaves shows in a later one
+Progress = Callable[[str], None]
 
 
 def verify_model(
@@ -85,12 +89,12 @@ def verify_model(
     rows: Sequence[NamedRow] = (),
     loss: TrainingLoss | None = None,
     name: str = "",
-    say: Say = lambda _: None,
-) -> Verdict:
-    """Prove that samples in one row come out as each of them does alone.
+    progress: Progress = lambda _: None,
+) -> CheckReport:
+    """Check that samples in one row come out as each of them does alone.
 
-    The reference runs on the model's own attention, the rest on `attn_implementation`; None leaves it. `rows` are
-    further ones, of other shapes or with longer samples, which are run forward only; `loss` is the trainer's own.
+    The reference runs on the model's own attention, the rest on `attn_implementation`; None keeps the current one.
+    `rows` are further rows, of other shapes or with longer samples, that run forward only; `loss` is the trainer's.
     """
     if len(samples) < 2:
         raise ConfigError("samples", got=len(samples), expected="at least two samples")
@@ -99,50 +103,50 @@ def verify_model(
     samples = [with_media_as(sample, weight.dtype) for sample in samples]
     left_out = [] if backward else ["gradients: this backend has no backward on this device"]
     with exact_products():
-        say("each sample alone")
-        judge, used = _judge(model, samples, contract, attn_implementation, backward)
-        findings = [compare_costs(samples, costs, patch_size)] if costs else []
-        findings.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
-        findings += _forwards(model, samples, collate, judge, say)
+        progress("each sample alone")
+        comparison, used = _comparison(model, samples, contract, attn_implementation, backward)
+        checks = [compare_costs(samples, costs, patch_size)] if costs else []
+        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
+        checks += _forwards(model, samples, collate, comparison, progress)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
-            say(f"packed: {mode.name}")
-            findings += _compare(model, samples, collate, judge, mode, backward=backward)
+            progress(f"packed: {mode.name}")
+            checks += _compare(model, samples, collate, comparison, mode, backward=backward)
         for row in rows:
-            say(f"packed: {row.name}")
-            findings += _attempt(row.name, partial(_compare_row, model, row, contract))
+            progress(f"packed: {row.name}")
+            checks += _attempt(row.name, partial(_compare_row, model, row, contract))
         last = modes[-1]
         if loss is not None:
-            say("the trainer's loss")
+            progress("the trainer's loss")
             found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
-            findings += _attempt("training loss", found)
-        say("neighbours")
+            checks += _attempt("training loss", found)
+        progress("neighbours")
         looked_at = TRAINING if TRAINING in modes else EVALUATION
-        findings += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
-    return Verdict(
+        checks += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
+    return CheckReport(
         model=name or type(model).__name__,
         attn_implementation=used,
         device=str(weight.device),
         dtype=str(weight.dtype).removeprefix("torch."),
         samples=(*map(sample_described, samples), *_forward_only(rows, samples)),
         tokens=sum(len(sample) for sample in samples),
-        findings=tuple(findings),
-        judged=(*judge.describe(), *_judged_rows(rows, loss, weight.dtype), *_judged_neighbours(model)),
+        checks=tuple(checks),
+        tolerances=(*comparison.describe(), *_row_tolerances(rows, loss, weight.dtype), *_neighbour_tolerances(model)),
         left_out=tuple(left_out),
         seconds=time.perf_counter() - started,
     )
 
 
-def _judge(
+def _comparison(
     model: Any,
     samples: Sequence[EncodedSample],
     contract: BatchContract,
     attn_implementation: str | None,
     backward: bool,
-) -> tuple[Judge, str]:
-    """Runs every sample alone; leaves the model on its backend, and says which one that is."""
+) -> tuple[Comparison, str]:
+    """Run every sample alone, then switch the model to its attention backend, which is returned too."""
     half = next(model.parameters()).dtype != torch.float32
-    # What is refused is refused before anything runs.
+    # Refused backends are refused before anything runs.
     used = set_attention(model, attn_implementation, contract) if attn_implementation is not None else "as given"
     with in_full_precision(model) if half else nullcontext(), stock_attention(model):
         reference = _alone(model, samples, contract, backward=backward)
@@ -168,36 +172,44 @@ def _alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract
             ) from error
 
 
-def _forwards(model: Any, samples: Sequence[EncodedSample], collate: Collate, judge: Judge, say: Say) -> list[Finding]:
-    """The first forward, and the last of several."""
+def _forwards(
+    model: Any, samples: Sequence[EncodedSample], collate: Collate, comparison: Comparison, progress: Progress
+) -> list[CheckResult]:
+    """Logits of the first forward, and of the last of several."""
 
-    def run() -> list[Finding]:
-        findings: list[Finding] = []
+    def run() -> list[CheckResult]:
+        checks: list[CheckResult] = []
         with in_mode(model, EVALUATION):
             for number in range(_FORWARDS):
-                say(f"packed: forward {number + 1}")
+                progress(f"packed: forward {number + 1}")
                 logits = row_logits(model, samples, collate)
                 if number in (0, _FORWARDS - 1):
-                    findings += judge.logits(f"forward {number + 1}", logits)
-        return findings
+                    checks += comparison.logits(f"forward {number + 1}", logits)
+        return checks
 
     return _attempt("forward", run)
 
 
 def _compare(
-    model: Any, samples: Sequence[EncodedSample], collate: Collate, judge: Judge, mode: Mode, *, backward: bool
-) -> list[Finding]:
-    def run() -> list[Finding]:
+    model: Any,
+    samples: Sequence[EncodedSample],
+    collate: Collate,
+    comparison: Comparison,
+    mode: Mode,
+    *,
+    backward: bool,
+) -> list[CheckResult]:
+    def run() -> list[CheckResult]:
         with in_mode(model, mode):
             found = run_packed(model, samples, collate, backward=backward)
-        findings = [*judge.logits(mode.name, found.logits), judge.loss(mode.name, found)]
-        return [*findings, *judge.gradients(mode.name, found.gradients)] if backward else findings
+        checks = [*comparison.logits(mode.name, found.logits), comparison.loss(mode.name, found)]
+        return [*checks, *comparison.gradients(mode.name, found.gradients)] if backward else checks
 
     return _attempt(mode.name, run)
 
 
-def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Finding]:
-    """One more row, forward only, by hidden states: it may be too long for logits."""
+def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[CheckResult]:
+    """Hidden states of one more row: it may be too long for logits."""
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
@@ -218,14 +230,14 @@ def _training_loss(
     *,
     mode: Mode,
     backward: bool,
-) -> list[Finding]:
+) -> list[CheckResult]:
     dtype = next(model.parameters()).dtype
     with in_mode(model, mode):
         return compare_training_loss(model, samples, collate, contract, loss, dtype=dtype, backward=backward)
 
 
-def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
-    """A model that cannot take a packed row has failed the check, and the others may still say more."""
+def _attempt(what: str, run: Callable[[], list[CheckResult]]) -> list[CheckResult]:
+    """A model that cannot run a packed row fails the check, and the other checks continue."""
     try:
         return run()
     except PacktrainError:
@@ -233,17 +245,17 @@ def _attempt(what: str, run: Callable[[], list[Finding]]) -> list[Finding]:
     except Exception as error:  # a model may fail in any way
         refuse_uncompiled(error)
         where = in_one_line(error)[:300]
-        return [Finding(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
+        return [CheckResult(check=f"packed row runs ({what})", difference=float("inf"), allowed=0.0, where=where)]
 
 
 def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_out: list[str]) -> list[Mode]:
     try:
         random = is_random_in_training(model, lambda: row_logits(model, samples, collate))
-    except Exception:  # a model may fail in any way, and says so where it is compared
+    except Exception:  # a model may fail in any way; the comparison reports it
         random = False
     if random:
         left_out.append(
-            "training mode: the model is random beyond dropout (a router, say) or keeps running statistics, so "
+            "training mode: the model has randomness besides dropout (such as a router) or running statistics, so "
             "gradients are compared in evaluation mode"
         )
         return [EVALUATION]
@@ -259,7 +271,7 @@ def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) ->
     return [f"{sample_described(sample)}, forward only" for sample in others.values()]
 
 
-def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
+def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
     allowed = tolerance_of(dtype)
     said = []
     if rows:
@@ -267,13 +279,13 @@ def _judged_rows(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: tor
         said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
     if loss is not None:
         said.append(
-            f"training loss: as the trainer computes it, per token, at most {allowed.loss:g}; exactly on the "
-            f"supervised tokens; its gradients at most {allowed.gradients:g}"
+            f"training loss: the trainer's, per token, at most {allowed.loss:g}; on exactly the supervised tokens; its "
+            f"gradients at most {allowed.gradients:g}"
         )
     return tuple(said)
 
 
-def _judged_neighbours(model: Any) -> tuple[str, ...]:
+def _neighbour_tolerances(model: Any) -> tuple[str, ...]:
     allowed = allowed_movement(model)
     return (
         "neighbours: one sample changed at a fixed layout; the others' logits and the gradients of their loss may move "
@@ -286,7 +298,7 @@ def _judged_neighbours(model: Any) -> tuple[str, ...]:
 
 
 def lengths_that_matter(config: Any) -> list[int]:
-    """Windows of the language model, and lengths at which its positions may change, as its config says them."""
+    """From a model's config: attention windows, and lengths at which positions may change."""
     text = config.get_text_config().to_dict()
     ropes = [value for key, value in text.items() if key.startswith("rope") and isinstance(value, Mapping)]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, Mapping)]
@@ -297,17 +309,17 @@ def lengths_that_matter(config: Any) -> list[int]:
 
 
 def long_enough(config: Any, contract: BatchContract) -> int:
-    """The length of a synthetic sample beyond the longest of these lengths that is not too long, where it may be."""
+    """The length of a synthetic sample: beyond the longest of these lengths, if the model and the check allow it."""
     known = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
     wanted = max([_LEAST, *(length + _BEYOND for length in known)])
-    # It would have to be alone, or its row would have no place for it.
+    # Longer ones would have to be alone, or would not fit into a row.
     limits = [limit for limit in (contract.longest_together, contract.longest_row) if limit is not None]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None) or wanted
     return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
 
 
 def unreached(config: Any, longest: int) -> str | None:
-    """What to say where no sample is longer than a window."""
+    """A note where no sample is longer than a window."""
     beyond = [length for length in lengths_that_matter(config) if length >= longest]
     if not beyond:
         return None
@@ -321,12 +333,12 @@ def long_rows(
     contract: BatchContract,
     collate: Callable[[ConstantShapes], Collate],
 ) -> list[NamedRow]:
-    """The long sample between others, and the samples in a row that is mostly padding: as compiled layers get them."""
+    """The long sample between others, and the samples in a row that is padded to a static shape."""
     limit, room = contract.longest_together, contract.longest_row
     row = [samples[0], long, samples[-1]]
     if (limit is not None and len(long) > limit) or (room is not None and sum(map(len, row)) > room):
         row = [long]
-    padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # more than that would show
+    padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # longer padding would change positions
     most = max(sum(map(len, row)), sum(map(len, samples)) + padding + _TILE)
     tokens = -(-most // _TILE) * _TILE
     constant = collate(ConstantShapes(tokens=tokens if room is None else room))

@@ -1,4 +1,4 @@
-"""A run from the data alone: they are measured, a study plans for the GPU that is there, and its config is trained."""
+"""A config from model and data alone: they are measured, and a study recommends settings for the available GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import packtrain
 from packtrain.app.measure import measure_outcome
 from packtrain.app.plan import plan
 from packtrain.app.train.outcome import ProcessPlace
-from packtrain.app.train.prepare import data_of
+from packtrain.app.train.prepare import data_errors_named
 from packtrain.app.train.resolve import RUNS, ResolvedRun, resolve_run, with_template_date
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.steps import PackedStep, in_packs, said_samples
@@ -33,21 +33,22 @@ from packtrain.predicting.shapes import read_shape
 
 STUDIES = "studies"
 STUDY_PAGE, RECOMMENDED = "report.html", "recommended.yaml"
-_STEP, _LENGTH = 16, 4096  # on a CPU: samples of a step, and tokens of a pack unless a sample is longer
-# Ways to say the size of a step: where one is said, no other is chosen.
+_STEP, _LENGTH = 16, 4096  # on a CPU: samples per step, and tokens per pack unless a sample is longer
+# Settings of the step size: where one is set, no other is chosen.
 _SIZES = (
     *("effective_batch_size", "packs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"),
     "effective_batch_unit",
 )
 _SHOWN = ("data", "training")
+Sections = dict[str, dict[str, Any]]  # of a config
 
 
 def config_from_data(
     given: RunConfig, here: ProcessPlace, progress: Callable[[Any], None] = lambda _: None
 ) -> tuple[RunConfig, MeasureOutcome]:
-    """The config of a run of which little more than model and data are said; what is said stays as it is.
+    """The config of a run, where little more than model and data are given; given settings stay; and its measurement.
 
-    Beside it: what was measured for it. One process of a machine measures and plans, the others find what it made.
+    One process per machine measures and plans, the others reuse its results.
     """
     given = absolute_paths(given)
     needed = {"--model": given.model.model_name_or_path, "--data": given.data.dataset_path}
@@ -62,27 +63,27 @@ def config_from_data(
     root = made_cache(run.data.cache_root)
     with (
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
-        data_of(given, "dataset_path", str(run.data.dataset_path)),
+        data_errors_named(given, "dataset_path", str(run.data.dataset_path)),
     ):
         streaming = None if run.config.data.streaming else False
         measured = measure_outcome(run.data, streaming=streaming, progress=progress)
     table = measured.table
-    chosen: dict[str, Any] = {}
+    chosen: Sections = {}
     if given.data.plan is not None:
-        why = "packs are those of data.plan"
+        why = "packs come from data.plan"
     elif (gpu := _gpu(run, here)) is not None:
         chosen, why = _for_gpu(run, table, gpu, root)
     else:
         chosen, why = _for_cpu(run, table)
-    found = _over(chosen, given.sections())
+    sections = _with_given(chosen, given.sections())
     if given.training.output_dir is None:
-        found["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
-    config = RunConfig.of(found, "what was chosen")
-    return replace(config, notes=(*given.notes, f"{why}: {_words(found, given.sections())}")), measured
+        sections["training"]["output_dir"] = str(Path(RUNS) / _name(given, here))
+    config = RunConfig.of(sections, "the chosen settings")
+    return replace(config, notes=(*given.notes, f"{why}: {_chosen_note(sections, given.sections())}")), measured
 
 
 def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:
-    """The GPU that this process trains on, where there is one that is known."""
+    """The GPU that this process trains on, if it has a data sheet."""
     import torch
 
     if run.arguments.get("use_cpu") or not torch.cuda.is_available():
@@ -94,24 +95,24 @@ def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:
         return None
 
 
-def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[dict[str, Any], str]:
-    """What a study recommends; it is kept, for the other processes and for who wants to read it."""
-    said = without_secrets(run.config.sections())
+def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[Sections, str]:
+    """What a study recommends; it is kept for the other processes and for the user."""
+    given = without_secrets(run.config.sections())
     fitted = repr(coefficients_for(find_gpu(gpu), compiled=True))
-    about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world, "said": said, "fitted": fitted}
+    about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world, "said": given, "fitted": fitted}
     folder = root / STUDIES / digest({**about, "packtrain": packtrain.__version__})
     with alone(root / "locks" / f"study-{folder.name}.lock"):
         if not (folder / STUDY_PAGE).is_file():
-            config = RunConfig.of(said, "what was said")
+            config = RunConfig.of(given, "the given settings")
             plan(table, out=folder, model=run.model.name, gpu=gpu, gpus=run.world, config=config, overwrite=True)
-    return load_config(folder / RECOMMENDED).sections(), f"planned for {run.world} x {gpu} (why: {folder / STUDY_PAGE})"
+    return load_config(folder / RECOMMENDED).sections(), f"planned for {run.world} x {gpu} (see {folder / STUDY_PAGE})"
 
 
-def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
-    """The fewest packs that hold a step's samples between them; the longest sample fits."""
+def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
+    """The fewest packs that hold the samples of a step; the longest sample fits."""
     tokens = table.column("tokens")
-    said = None if in_packs(run.config) else said_samples(run.config, run.world)  # a padded run has the same step
-    wanted, mean, longest = said or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
+    given = None if in_packs(run.config) else said_samples(run.config, run.world)  # a padded run has the same step
+    wanted, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
         wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
     )
@@ -123,29 +124,29 @@ def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[dict[str, Any], str]:
     return {"data": data, "training": {"effective_batch_size": wanted}}, "no known GPU, defaults for CPU"
 
 
-def _over(chosen: dict[str, Any], said: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What was said over what was chosen."""
-    found = {name: {**chosen.get(name, {}), **values} for name, values in said.items()}
-    if any(name in said["training"] for name in _SIZES):
-        sizes = [name for name in _SIZES if name not in said["training"]]
-        found["training"] = {name: value for name, value in found["training"].items() if name not in sizes}
-    if said["data"].get("packing") is False:  # lengths of packs that there are not
-        found["data"] = {name: value for name, value in found["data"].items() if not name.endswith("_per_pack")}
-    return found
+def _with_given(chosen: Sections, given: Sections) -> Sections:
+    """The chosen settings, overridden by the given ones."""
+    sections = {name: {**chosen.get(name, {}), **values} for name, values in given.items()}
+    if any(name in given["training"] for name in _SIZES):
+        sizes = [name for name in _SIZES if name not in given["training"]]
+        sections["training"] = {name: value for name, value in sections["training"].items() if name not in sizes}
+    if given["data"].get("packing") is False:  # there are no packs to limit
+        sections["data"] = {name: value for name, value in sections["data"].items() if not name.endswith("_per_pack")}
+    return sections
 
 
-def _words(found: dict[str, dict[str, Any]], said: dict[str, dict[str, Any]]) -> str:
+def _chosen_note(sections: Sections, given: Sections) -> str:
     chosen = [
         f"{name} {str(value).lower() if isinstance(value, bool) else value}"
         for section in _SHOWN
-        for name, value in found[section].items()
-        if name not in said[section]
+        for name, value in sections[section].items()
+        if name not in given[section]
     ]
-    return ", ".join(chosen) or "nothing else is chosen"
+    return ", ".join(chosen) or "no other setting is chosen"
 
 
 def _name(given: RunConfig, here: ProcessPlace) -> str:
-    """By model, data and time; processes of one launcher have one time, that of its start."""
+    """MODEL-DATA-TIME; all processes of a launcher use the time of its start."""
     began = time.time()
     if here.world > 1:
         import psutil

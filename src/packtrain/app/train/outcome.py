@@ -1,32 +1,33 @@
-"""What a training run shows before its first step and when it has ended, and the card of its model."""
+"""A training run before its first step and after its end, and its model card."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from packtrain.app.train.forecast import Course, PredictedRun
-from packtrain.app.train.prepare import RunNumbers
+from packtrain.app.train.forecast import PredictedRun
 from packtrain.app.train.resolve import ResolvedRun
+from packtrain.app.train.run_numbers import RunNumbers
+from packtrain.app.train.trainer_arguments import Course
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
-from packtrain.runs.run_facts import RunOutcome
-from packtrain.runs.run_folder import versions
+from packtrain.runs.run_folder import RunOutcome, versions
 
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import BatchInfo
-    from packtrain.verifying.check_result import Verdict
+    from packtrain.modeling.adapters import TrainedPart
+    from packtrain.verifying.check_result import CheckReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessPlace:
-    """Which of the started processes this is."""
+    """The rank of this process."""
 
     rank: int = 0
     world: int = 1
@@ -34,23 +35,14 @@ class ProcessPlace:
 
     @property
     def first(self) -> bool:
-        """Does this process speak for all?"""
+        """Does this process print and write for all?"""
         return self.rank == 0
 
     @classmethod
     def here(cls) -> ProcessPlace:
-        """As launchers tell it: torchrun, accelerate launch, or none."""
+        """From the environment of torchrun or accelerate launch; one process without them."""
         rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         return cls(rank=rank, world=max(world, 1), local_rank=local)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learning:
-    """One part of the model."""
-
-    part: str
-    weights: int
-    trained: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,38 +54,59 @@ class ReadyRun:
     done: tuple[str, ...]  # what was reused, and what was made
     notes: tuple[str, ...]
     attn_implementation: str  # that really runs
-    learns: tuple[Learning, ...]
+    parts: tuple[TrainedPart, ...]
     dtype: str
-    masters: bool  # the optimizer keeps fp32 copies of half-precision weights that learn
+    masters: bool  # the optimizer keeps fp32 copies of the trained half-precision weights
     compiled: bool
-    proof: Verdict | None  # of packing; None where rows are padded, or it was turned off
+    proof: CheckReport | None  # that packing is correct; None where rows are padded, or the check is off
     course: Course
-    expected: PredictedRun | None  # None without a GPU that is known
-    batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, where they were asked for
-    warnings: tuple[str, ...] = ()  # what is not as it was asked for
-    risks: tuple[str, ...] = ()  # what may end the run before its time
-    resumed: int = 0  # the step that it goes on from
+    expected: PredictedRun | None  # None without a data sheet of the GPU
+    batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, if requested
+    warnings: tuple[str, ...] = ()  # what is not as the user asked for
+    risks: tuple[str, ...] = ()  # why the run may fail later
+    resumed: int = 0  # the step to continue from
+
+    def derived(self) -> dict[str, Any]:
+        """The derived numbers of run.json."""
+        derived: dict[str, Any] = {
+            **asdict(self.numbers),
+            "attn_implementation": self.attn_implementation,
+            "dtype": self.dtype,
+            "master_weights": self.masters,
+            "compiled": self.compiled,
+            "learns": {part.name: part.trained for part in self.parts},
+            "weights": {part.name: part.weights for part in self.parts},
+            "method": self.run.model.method,
+            "course": {name: value for name, value in asdict(self.course).items() if name != "notes"},
+            "sharding": self.run.setup.sharding,
+            "proof": None if self.proof is None else not self.proof.failures,
+        }
+        if (model := self.run.model).has_adapters:
+            derived["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}
+        if self.expected is not None:
+            derived["expected"] = asdict(self.expected)
+        return derived
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainOutcome:
-    """What became of a run."""
+    """How a run ended."""
 
     folder: Path
     ready: ReadyRun
     outcome: RunOutcome
     report: Path | None = None
     final: Path | None = None
-    problems: tuple[str, ...] = ()  # with what comes after training
+    problems: tuple[str, ...] = ()  # after training, with the report
 
     @property
     def interrupted(self) -> bool:
-        """Was it asked to stop, and can go on?"""
+        """Was it stopped, and can be resumed?"""
         return self.outcome.status == "interrupted"
 
 
 def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
-    """README.md of a model's folder. Of local data and models only names are told, not where they lie."""
+    """README.md of a model's folder; of local data and models it has names, not paths."""
     run = ready.run
     base, data = run.model.name, str(run.data.dataset_path)
     adapters = run.model.has_adapters and not merged
@@ -102,7 +115,7 @@ def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
         head |= {"base_model": base, "base_model_relation": "adapter" if adapters else "finetune"}
     if _is_on_hub(data):
         head["datasets"] = [data]
-    sees = any(one.part == "vision" for one in ready.learns)
+    sees = any(part.name == "vision" for part in ready.parts)
     head |= {"pipeline_tag": "image-text-to-text" if sees else "text-generation", "tags": ["packtrain", "sft"]}
     rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(ready, outcome))
     made = f"`{_name(base)}`, fine-tuned on `{_name(data)}` with packtrain."
@@ -113,7 +126,7 @@ def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
 def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     run, numbers, course = ready.run, ready.numbers, ready.course
     yield "Method", run.model.method + (f", rank {run.model.lora_rank}" if run.model.has_adapters else "")
-    yield "Trained parts", ", ".join(one.part for one in ready.learns if one.trained)
+    yield "Trained parts", ", ".join(part.name for part in ready.parts if part.trained)
     steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
     if numbers.looked_at is None:
         yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
@@ -141,7 +154,7 @@ def _epochs(number: float) -> str:
 
 
 def _is_on_hub(name: str) -> bool:
-    """An OWNER/NAME that is no path here."""
+    """An OWNER/NAME that is not a local path."""
     return name.count("/") == 1 and ":" not in name and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 

@@ -1,4 +1,4 @@
-"""A run's config -> everything that training needs, checked as a whole: what contradicts is said at once, by name."""
+"""A run's config -> everything that training needs, checked as a whole: all contradictions are reported at once."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ RUNS = "runs"  # where run folders are made if none is named
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRun:
-    """A run as it will be trained. What depends on how samples fill packs is worked out by `counted`."""
+    """A run as it will be trained. `counted` adds what depends on how samples fill packs."""
 
-    config: RunConfig  # by our own names, defaults of other systems' sections and paths made absolute
+    config: RunConfig  # in our own keys, with defaults of other systems and absolute paths
     folder: Path
     model: ModelSettings
     data: DatasetConfig
     evaluation: DatasetConfig | None
     step: StepSettings
-    arguments: Mapping[str, Any]  # of transformers.TrainingArguments, beside those that follow from the schedule
+    arguments: Mapping[str, Any]  # of transformers.TrainingArguments, without those that follow from the schedule
     setup: TrainingSetup
     size: StepSize
     length: RunLength
@@ -53,11 +53,11 @@ class ResolvedRun:
 
     @property
     def shares_weights(self) -> bool:
-        """Does each process hold a part of the weights only?"""
+        """Are the weights sharded over processes?"""
         return self.world > 1 and self.setup.sharding in ("fsdp", "zero3")
 
     def counted(self, *, samples_per_pack: float, packs_per_epoch: int) -> ResolvedRun:
-        """The run with the packs of a step and the epochs that follow from how samples fill packs."""
+        """The run with its packs per step and epochs, given how samples fill packs."""
         packs = self.size.packs_for(samples_per_pack, self.world)
         epochs = self.length.epochs_for(math.ceil(packs_per_epoch / packs))
         return replace(self, data=replace(self.data, packs_per_step=packs, epochs=epochs))
@@ -71,24 +71,24 @@ def resolve_run(
     name: str = "run",
     max_samples: int | None = None,
 ) -> ResolvedRun:
-    """Everything that follows from a config on this many processes; all problems are reported at once."""
+    """The run of a config on this many processes; all problems are reported at once."""
     if overrides:
         config = with_overrides(config, overrides)
-    config, said = section_defaults(absolute_paths(config))
+    config, default_notes = section_defaults(absolute_paths(config))
     if max_samples is not None:
         config = replace(config, data=replace(config.data, max_samples=max_samples))
     folder = Path(config.training.output_dir or Path(RUNS) / name).expanduser()
-    found = _Parts()
-    model = found.take(lambda: model_settings(config), ModelSettings(name="none"))
-    size, rows, of_size = found.take(lambda: step_size(config, world), (StepSize(packs=1, samples=None), 1, ()))
-    length = found.take(lambda: run_length(config), RunLength(epochs=1.0, max_steps=None))
-    data, of_data = found.take(lambda: training_config(config, rows=rows, packs=size.packs), (None, ()))
-    evaluation = found.take(lambda: evaluation_config(config, rows=rows, world=world), None)
-    found.take(lambda: data is not None and data.own_template(), None)
-    step = found.take(lambda: step_settings(config), StepSettings())
-    setup = found.take(lambda: training_setup(config, gpus=world), TrainingSetup())
-    arguments, of_arguments = found.take(lambda: trainer_settings(config, world=world), ({}, ()))
-    found.check(name)
+    parts = _Parts()
+    model = parts.take(lambda: model_settings(config), ModelSettings(name="none"))
+    size, rows, size_notes = parts.take(lambda: step_size(config, world), (StepSize(packs=1, samples=None), 1, ()))
+    length = parts.take(lambda: run_length(config), RunLength(epochs=1.0, max_steps=None))
+    data, data_notes = parts.take(lambda: training_config(config, rows=rows, packs=size.packs), (None, ()))
+    evaluation = parts.take(lambda: evaluation_config(config, rows=rows, world=world), None)
+    parts.take(lambda: data is not None and data.own_template(), None)
+    step = parts.take(lambda: step_settings(config), StepSettings())
+    setup = parts.take(lambda: training_setup(config, gpus=world), TrainingSetup())
+    arguments, argument_notes = parts.take(lambda: trainer_settings(config, world=world), ({}, ()))
+    parts.check(name)
     assert data is not None, "a config without data is a problem"
     return ResolvedRun(
         config=config,
@@ -108,12 +108,12 @@ def resolve_run(
             dict.fromkeys(
                 (
                     *config.notes,
-                    *said,
-                    *of_size,
+                    *default_notes,
+                    *size_notes,
                     *_length_note(config),
                     *_gpus_note(config, world),
-                    *of_data,
-                    *of_arguments,
+                    *data_notes,
+                    *argument_notes,
                     *_parts_note(config, model),
                 )
             )
@@ -122,14 +122,14 @@ def resolve_run(
 
 
 def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dict[str, object]]:
-    """The sections of a config that resolves to this run on any number of processes, with nothing left to derive."""
+    """A config that resolves to this run on any number of processes, with nothing left to derive."""
     training = {
         name: value
         for name, value in run.config.training.given().items()
         if name not in ("effective_batch_unit", "gradient_accumulation_steps", "num_train_epochs", "max_steps")
     }
     training |= {"output_dir": os.path.abspath(run.folder), "seed": run.arguments["seed"]}
-    # As it was said: how many epochs are planned for a number of steps depends on all of them.
+    # As it was set: the epochs that are planned for max_steps depend on all of the steps.
     length = run.length
     training |= {"num_train_epochs": length.epochs} if length.max_steps is None else {"max_steps": length.max_steps}
     if run.data.has_packs:
@@ -148,13 +148,13 @@ def resolved_sections(run: ResolvedRun, *, packing_length: int) -> dict[str, dic
 
 
 class _Parts:
-    """Values that are made one by one; what is wrong with each is collected."""
+    """Makes values one by one and collects what is wrong with each."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def take(self, make: Callable[[], Any], instead: Any) -> Any:
-        """The value, or a stand-in for it where the config does not allow it."""
+        """The value, or a stand-in where the config is wrong."""
         try:
             return make()
         except ConfigError as error:
@@ -162,7 +162,7 @@ class _Parts:
             return instead
 
     def check(self, name: str) -> None:
-        """Refuse the config where anything was wrong."""
+        """Refuse the config if anything was wrong."""
         problems = list(dict.fromkeys(self.problems))
         if problems:
             raise ConfigError(f"config {name}", problems=problems)
@@ -180,7 +180,7 @@ def _length_note(config: RunConfig) -> list[str]:
     steps, epochs = config.training.max_steps, config.training.num_train_epochs
     if steps is None or steps < 1 or epochs is None:
         return []
-    return [f"max_steps {steps} decides how long the run is; num_train_epochs {epochs:g} has no effect beside it"]
+    return [f"max_steps {steps} decides how long the run is; num_train_epochs {epochs:g} has no effect"]
 
 
 def _gpus_note(config: RunConfig, world: int) -> list[str]:
@@ -192,8 +192,8 @@ def _gpus_note(config: RunConfig, world: int) -> list[str]:
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
-    """Parts whose learning follows from a rate of their own."""
-    found = []
+    """Parts that are trained or frozen because of their own learning rate."""
+    notes = []
     for part, rate, learns in (
         ("vision encoder", "vit_lr", model.trains_vision),
         ("projector", "aligner_lr", model.trains_projector),
@@ -201,21 +201,21 @@ def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
         setting = "train_vision" if rate == "vit_lr" else "train_projector"
         given = getattr(config.training, rate)
         if given is not None and getattr(config.model, setting) is None and (model.has_adapters or not learns):
-            found.append(f"{rate} is {given:g}, so the {part} {'learns' if learns else 'is frozen'}")
-    return found
+            notes.append(f"{rate} is {given:g}, so the {part} is {'trained' if learns else 'frozen'}")
+    return notes
 
 
 _KEY = "template_date"
 
 
 def with_template_date(run: ResolvedRun) -> ResolvedRun:
-    """The run with the date that its samples have, or without one where the model's chat template writes none."""
+    """The run with the date that the chat template writes into samples, or without one where it writes none."""
     own = run.data.own_template()
     template = own or read_settings(resolve(run.model.name, cache_dir() / "models")).templates
     given = run.config.data.template_date
     chosen = date_for(template, given)
     if chosen is not None and given is None:
-        notes: tuple[str, ...] = (f"the chat template writes the date: every sample has data.{_KEY} {chosen}",)
+        notes: tuple[str, ...] = (f"the chat template writes a date: every sample gets data.{_KEY} {chosen}",)
     else:
         notes = unused_note(f"data.{_KEY}", given, template)
     if chosen == given:

@@ -1,4 +1,4 @@
-"""What a resumed run goes on with: the settings, the data and the plan that it was begun with, or why it cannot."""
+"""What a resumed run continues with: the settings, data and plan that it was started with, or why it cannot."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.app.train.prepare import Prepared
 from packtrain.config.run_config import RunConfig, load_config
-from packtrain.config.sections import TrainingSection, keys_with
+from packtrain.config.sections import keys_with
 from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
+from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import secrets_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _RATES = tuple(name for name in keys_with("rate") if name.endswith(("_lr", "learning_rate")))
 _SCHEDULE = "lr_scheduler_type"
-_OWN_COURSE = ("reduce_lr_on_plateau", "greedy")  # schedules whose rates follow from what they have seen
+_OWN_COURSE = ("reduce_lr_on_plateau", "greedy")  # schedules whose rates depend on the losses so far
 _RATE_OF = {"train_language": "learning_rate", "train_vision": "vit_lr", "train_projector": "aligner_lr"}
 _PARTS: Mapping[str, Callable[[ModelSettings], bool]] = {
     "train_language": lambda model: model.train_language,
@@ -39,36 +40,36 @@ _ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
 
 
 def config_of_run(folder: Path, asked: RunConfig) -> RunConfig:
-    """What a run was begun with, and the secrets that are asked for: they are not written there."""
-    had = load_config(folder / CONFIG)
-    return replace(had, training=replace(had.training, **secrets_of(asked.training.given())))
+    """The config that a run was started with, and the secrets of `asked`, which are not stored there."""
+    config = load_config(folder / CONFIG)
+    return replace(config, training=replace(config.training, **secrets_of(asked.training.given())))
 
 
 def refuse_changes(before: RunConfig, asked: RunConfig) -> None:
-    """Refuse settings that make other parameters or states than checkpoints have, or that would not be followed."""
-    found = [*_of_model(before, asked), *_of_optimizer(before, asked), *_of_rates(before, asked)]
-    if found:
+    """Refuse settings that need other parameters or states than checkpoints have, or that would have no effect."""
+    problems = [*_model_changes(before, asked), *_optimizer_changes(before, asked), *_rate_changes(before, asked)]
+    if problems:
         raise ConfigError(
             "--resume",
-            problems=found,
-            expected="the values that the run has",
+            problems=problems,
+            expected="the values of the run",
             fix="leave these out, or start a new run in another training.output_dir",
         )
 
 
 def changes_note(before: RunConfig, asked: RunConfig) -> tuple[str, ...]:
-    """One line of all settings of model and training that the run goes on with and did not have."""
-    found = []
+    """One line with all settings of model and training that change when the run continues."""
+    changes = []
     for section in ("model", "training"):
         old, new = getattr(before, section).given(), getattr(asked, section).given()
         for name in sorted({*old, *new} - {*keys_with("place")}):  # a run may be elsewhere
             if old.get(name) != new.get(name):
-                found.append(f"{section}.{name} {_value(old.get(name))} -> {_value(new.get(name))}")
-    return (f"the run continues with other settings than before: {'; '.join(found)}",) if found else ()
+                changes.append(f"{section}.{name} {_value(old.get(name))} -> {_value(new.get(name))}")
+    return (f"the run continues with changed settings: {'; '.join(changes)}",) if changes else ()
 
 
-def _of_model(before: RunConfig, asked: RunConfig) -> Iterator[str]:
-    """What decides which parameters there are, which of them learn, and what those of adapters mean."""
+def _model_changes(before: RunConfig, asked: RunConfig) -> Iterator[str]:
+    """Settings of which parameters exist, which are trained, and what adapters mean."""
     old, new = model_settings(before), model_settings(asked)
     if old.method != new.method:
         yield _line("model.method", old.method, new.method)
@@ -82,15 +83,15 @@ def _of_model(before: RunConfig, asked: RunConfig) -> Iterator[str]:
 
 
 def _because(part: str, asked: RunConfig) -> str:
-    """Parts of which nothing is said learn by their rates."""
+    """A part without a setting of its own is trained if its learning rate is set."""
     rate = _RATE_OF[part]
     if getattr(asked.model, part) is not None or getattr(asked.training, rate) is None:
         return ""
-    return f", by training.{rate} {_value(getattr(asked.training, rate))}"
+    return f", because of training.{rate} {_value(getattr(asked.training, rate))}"
 
 
-def _of_optimizer(before: RunConfig, asked: RunConfig) -> Iterator[str]:
-    """What decides which states an optimizer keeps."""
+def _optimizer_changes(before: RunConfig, asked: RunConfig) -> Iterator[str]:
+    """Settings of the states that an optimizer keeps."""
     for name in (name for name in keys_with("refused") if name in TrainingSection.known()):
         old, new = (getattr(config.training, name) for config in (before, asked))
         if name == "optim" and old != new:
@@ -100,14 +101,14 @@ def _of_optimizer(before: RunConfig, asked: RunConfig) -> Iterator[str]:
 
 
 def _optimizer(given: str | None) -> str:
-    """The trainer's own where none is named."""
+    """The trainer's default where none is given."""
     from transformers import TrainingArguments
 
     return str(TrainingArguments.__dataclass_fields__["optim"].default) if given in (None, MULTIMODAL) else str(given)
 
 
-def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
-    """Rates and options that would be taken from the checkpoint instead."""
+def _rate_changes(before: RunConfig, asked: RunConfig) -> Iterator[str]:
+    """Settings that the checkpoint would override."""
     old, new = (config.training.lr_scheduler_type or "linear" for config in (before, asked))
     if old != new and {old, new} & {*_OWN_COURSE}:
         yield _line(f"training.{_SCHEDULE}", old, new)
@@ -115,9 +116,9 @@ def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
     kept: tuple[str, ...] = ()
     why = ""
     if uses_deepspeed(asked):
-        kept, why = keys_with("rate"), "DeepSpeed takes it from the checkpoint"
+        kept, why = keys_with("rate"), "DeepSpeed restores it from the checkpoint"
     elif new in _OWN_COURSE:
-        kept, why = _RATES, f"{new} continues from the rates that it has come to"
+        kept, why = _RATES, f"{new} continues from its current rates"
     for name in kept:
         had, asks = (getattr(config.training, name) for config in (before, asked))
         if had != asks:
@@ -125,58 +126,58 @@ def _of_rates(before: RunConfig, asked: RunConfig) -> Iterator[str]:
 
 
 def _line(name: str, old: Any, new: Any) -> str:
-    return f"{name}: the run has {_value(old)}, asked for is {_value(new)}"
+    return f"{name}: the run has {_value(old)}, requested is {_value(new)}"
 
 
 def _value(value: Any) -> str:
-    """As a config would have it."""
+    """As in a config."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(str, value))}]"
     return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_NAMED = 4  # numbers that are told
+_NAMED = 4  # differences that an error names
 
 
 def check_same_data(prepared: Prepared) -> None:
-    """Ask all processes before the first step; ranks with other packs would lose samples and wait for each other."""
-    from packtrain.training.agreement import said_by_all
+    """Compare all processes before the first step: ranks with other packs would lose samples, or hang."""
+    from packtrain.training.agreement import gather_values
 
     date = prepared.run.config.data.template_date
     mine = {"template_date": date, "schedule": prepared.dataset.schedule.hash, **asdict(prepared.numbers)}
-    require_same(said_by_all(mine))
+    require_same(gather_values(mine))
 
 
 def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:
-    """Refuse to go on with other data or another model than the run was begun with, and name what differs."""
+    """Refuse other data or another model than the run was started with, and name what differs."""
     if not folder.holds_run:
         return
     before = folder.facts().measured
-    if before is None:  # its plan is known by other things than ours
+    if before is None:  # older versions recorded something else
         raise ArtifactError(
             str(folder.path),
-            got="a run that an older version of packtrain began",
+            got="a run that was started by an older version of packtrain",
             expected="one of this version",
-            fix="go on with that version, or start a new run",
+            fix="resume with that version, or start a new run",
         )
     changed = differences(before, json.loads(json.dumps(inputs)))
     if changed:
         raise ArtifactError(
             str(folder.path),
             got="a run of other data or another model: " + "; ".join(changed[:_NAMED]),
-            expected="what the run was begun with; it may lie elsewhere",
-            fix="bring that back (files without checksums, as parquet, with their times), or start a new run",
+            expected="what the run was started with; paths may differ",
+            fix="restore it (files without checksums, such as parquet, with their times), or start a new run",
         )
 
 
 def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: TrainingArguments) -> None:
-    """The trainer's own check of a checkpoint's place in the plan, before anything of the run is written over."""
+    """The trainer's own check of a checkpoint's position in the plan, before anything of the run is overwritten."""
     from transformers import TrainerControl, TrainerState
 
     from packtrain.delivery.trainers.mixin import PlanProgress
 
     saved = checkpoint / "trainer_state.json"
-    if not saved.is_file():  # on a machine that saves none, where disks are not shared
+    if not saved.is_file():  # without a shared disk, not every machine saves one
         return
     progress = PlanProgress(prepared.dataset.schedule)
     try:
@@ -184,23 +185,23 @@ def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: Tr
     except ArtifactError as error:
         facts = folder.facts()
         before = {**facts.derived, **{name: getattr(facts, name) for name in _OF_PLAN}}
-        changed = differences({name: before.get(name) for name in (*_OF_PLAN, *_COUNTED)}, _of_plan(prepared))
+        changed = differences({name: before.get(name) for name in (*_OF_PLAN, *_COUNTED)}, _plan_facts(prepared))
         raise ArtifactError(
             str(checkpoint),
             got="a checkpoint of a run over another plan" + (": " + "; ".join(changed[:_NAMED]) if changed else ""),
             expected="the plan of this run",
-            fix="leave out what changes it; a run can be made longer within the epochs that it was planned for",
+            fix="undo these changes; a run can be made longer within the epochs that it was planned for",
         ) from error
 
 
 def check_length(trained: int, steps: int) -> None:
-    """A run can be made shorter, but not than it is already."""
+    """Refuse to end a run before the step that it has reached."""
     if trained > steps:
         raise ConfigError(
             "--resume",
             got=f"{steps:,} steps, and the run has trained {trained:,}",
             expected="as many or more",
-            fix=f"training.max_steps={trained} ends it where it stands",
+            fix=f"training.max_steps={trained} ends it now",
         )
 
 
@@ -208,45 +209,46 @@ _OF_PLAN = ("mode", "packs_per_step", "seed", "balance")
 _COUNTED = ("packing_length", "epochs", "steps")
 
 
-def _of_plan(prepared: Prepared) -> dict[str, object]:
-    """What a plan and its order follow from, by the names of run.json."""
+def _plan_facts(prepared: Prepared) -> dict[str, object]:
+    """What determines a plan and its order, by the names of run.json."""
     run, numbers = prepared.run, prepared.numbers
     data = {"packs_per_step": run.data.packs_per_step, "seed": run.data.seed, "balance": run.data.order}
     return {"mode": run.mode, **data, **{name: getattr(numbers, name) for name in _COUNTED}}
 
 
 def other_evaluation(folder: RunFolder, inputs: Mapping[str, object] | None) -> tuple[str, ...]:
-    """A note where a run goes on with other evaluation data: it may, but losses before and after do not compare."""
+    """A note where the evaluation data changed: that is allowed, but losses before and after do not compare."""
     before = folder.facts().evaluated if folder.holds_run else None
     if before is None or inputs is None:
         return ()
     changed = differences(before, json.loads(json.dumps(inputs)))
-    told = "; ".join(changed[:_NAMED])
-    return (f"other evaluation data than before, so that its losses do not compare: {told}",) if changed else ()
+    differ = "; ".join(changed[:_NAMED])
+    return (f"the evaluation data changed, so losses before and after do not compare: {differ}",) if changed else ()
 
 
 def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
-    """Refuse to go on with adapters beside other weights than they were begun with: no checkpoint has those."""
+    """Refuse to continue adapters on other base weights than before: checkpoints do not have those."""
     before = folder.facts().frozen if folder.holds_run else None
     if isinstance(before, Mapping) and any(before[dtype] != frozen[dtype] for dtype in before.keys() & frozen.keys()):
         raise ArtifactError(
             str(folder.path),
-            got="adapters of another model: its config is the same, its weights are others",
-            expected="the weights that the run was begun with; they may lie elsewhere",
-            fix="name that model by model.model_name_or_path, or start a new run",
+            got="adapters of another model: the same config, other weights",
+            expected="the weights that the run was started with; their path may differ",
+            fix="set model.model_name_or_path to that model, or start a new run",
         )
 
 
-def require_same(said: Sequence[Mapping[str, object]]) -> None:
-    """An error that names a rank which says something else than the first, and what."""
-    for rank, other in enumerate(said):
-        differ = [name for name in said[0] if other.get(name) != said[0][name]]
+def require_same(ranks: Sequence[Mapping[str, object]]) -> None:
+    """Refuse ranks whose values differ from those of rank 0, and name what differs."""
+    first = ranks[0]
+    for rank, other in enumerate(ranks):
+        differ = [name for name in first if other.get(name) != first[name]]
         if differ:
             raise DataError(
                 f"data of rank {rank}",
-                got="; ".join(f"{name} {other.get(name)} instead of {said[0][name]}" for name in differ[:_NAMED]),
+                got="; ".join(f"{name} {other.get(name)} instead of {first[name]}" for name in differ[:_NAMED]),
                 expected="what rank 0 has",
                 fix="set data.template_date: the processes were started on different days"
                 if "template_date" in differ
-                else "the data changed meanwhile, or the nodes' caches differ: packtrain cache clear, and start again",
+                else "the data changed, or the caches of the nodes differ: packtrain cache clear, and start again",
             )

@@ -1,26 +1,17 @@
-"""One process's part in a run, from the model on: looking before the first step, training, and what is left behind."""
+"""One process of a run, from loading the model on: checks before the first step, training, and the run folder."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.train.forecast import (
-    Machine,
-    course_of,
-    disk_warning,
-    expected,
-    heaviest,
-    machine_of,
-    too_large,
-    try_arguments,
-)
-from packtrain.app.train.outcome import Learning, ProcessPlace, ReadyRun, TrainOutcome, model_card
+from packtrain.app.train.forecast import disk_warning, heaviest, memory_warning, model_prediction, predict_run
+from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
 from packtrain.app.train.resume import (
     changes_note,
@@ -32,58 +23,60 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
+from packtrain.app.train.trainer_arguments import arguments_of, course_of, try_arguments
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.errors import ConfigError, in_one_line
+from packtrain.core.errors import in_one_line
+from packtrain.core.numbers import counted
 from packtrain.families.model_folder import PREFIX, resolve
 from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
 from packtrain.runs.history import MonitorLimits
-from packtrain.runs.read import read_run
-from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.run_folder import DELIVERY, FINAL, RunFolder, origin
+from packtrain.runs.run_folder import DELIVERY, FINAL, Invocation, RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import Summary, summarise_run
+from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     import torch
     from rich.console import Console
     from transformers import TrainingArguments
 
-    from packtrain.app.train.prepare import Dataset, Prepared
+    from packtrain.app.train.prepare import Prepared
+    from packtrain.app.train.run_numbers import Dataset
     from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.modeling.preparation import ReadyModel
     from packtrain.training.callbacks import RunWatch
     from packtrain.training.checkpoints import Checkpoint
-    from packtrain.training.meter import StepMeter
+    from packtrain.training.predictions import ModelPrediction
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.check_result import Verdict
+    from packtrain.verifying.check_result import CheckReport
 
 
 _ROUNDED = (
-    "weights are kept and updated in half precision, where small updates are rounded away: let the optimizer keep fp32 "
-    "masters of them (training.master_weights), which adamw_torch_fused, adafactor and sgd can"
+    "weights are kept and updated in half precision, where small updates round to zero: training.master_weights keeps "
+    "fp32 copies in the optimizer, with adamw_torch_fused, adafactor and sgd"
 )
-_NO_TF32 = "training.tf32 has no effect on a CPU, where products are computed in the precision of the weights"
+_NO_TF32 = "training.tf32 has no effect on a CPU: matrix products have the precision of the weights"
 _NO_BASE = (
-    "the random weights of a tiny model are in no file, so the adapters in final/ have no base to load them onto: "
-    "model.merge_adapters=true saves whole weights"
+    "a tiny model has random weights that are not in a file, so the adapters in final/ have no base model to load them "
+    "onto: model.merge_adapters=true saves merged weights"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Session:
-    """A run with its model at hand, in one of its processes."""
+    """A run with its model loaded, in one of its processes."""
 
     prepared: Prepared
     here: ProcessPlace
-    made: ReadyModel
-    machine: Machine | None
+    loaded: ReadyModel
+    prediction: ModelPrediction | None
     args: TrainingArguments
     checkpoint: Checkpoint | None
     ready: ReadyRun
-    frozen: Mapping[str, str]  # by what the weights beside adapters are known
+    frozen: Mapping[str, str]  # fingerprints of the base weights of adapters, by dtype
     invocation: Invocation
 
     @classmethod
@@ -97,12 +90,12 @@ class Session:
         invocation: Invocation,
         progress: Callable[[Any], None] = lambda _: None,
     ) -> Session:
-        """Load the model, prove packing on it, and predict; nothing is trained yet."""
+        """Load the model, check packing on it, and predict speed and memory; nothing is trained yet."""
         import torch
 
         from packtrain.modeling.adapters import frozen_state
         from packtrain.modeling.preparation import ready_model, training_device, weights_dtype
-        from packtrain.training.agreement import said_by_all
+        from packtrain.training.agreement import gather_values
         from packtrain.training.checkpoints import find_latest
         from packtrain.training.resuming import checkpoint_to_resume
 
@@ -117,7 +110,7 @@ class Session:
             check_plan(RunFolder(run.folder), checkpoint.path, prepared, args)
             check_length(checkpoint.step, prepared.numbers.steps)
         progress("loading the model")
-        made = ready_model(
+        loaded = ready_model(
             run.model,
             run.setup,
             device=device,
@@ -125,36 +118,36 @@ class Session:
             seed=run.arguments["seed"],
             compile=run.step.compile,
         )
-        # As the first rank has them: others may have been left without weights that are to be sent to them.
-        frozen = said_by_all(frozen_state(made.model))[0] if run.model.has_adapters else {}
+        # Those of rank 0: other ranks may get their weights from it later.
+        frozen = gather_values(frozen_state(loaded.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
             check_frozen(RunFolder(run.folder), frozen)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = machine_of(
-            prepared, gpu=gpu, attention=made.attn_implementation, compiled=made.compiled, bf16=made.is_half
+        prediction = model_prediction(
+            prepared, gpu=gpu, attention=loaded.attn_implementation, compiled=loaded.compiled, bf16=loaded.is_half
         )
-        notes = run.notes
-        masters = made.trains_half and run.setup.has_masters
+        masters = loaded.trains_half and run.setup.has_masters
+        notes = list(run.notes)
         if run.arguments.get("tf32") and device.type == "cpu":
-            notes = (*notes, _NO_TF32)
-        if made.trains_half and not masters:
-            notes = (*notes, _ROUNDED)
+            notes.append(_NO_TF32)
+        if loaded.trains_half and not masters:
+            notes.append(_ROUNDED)
         if checkpoint is not None:
-            passed = (f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over)
-            notes = (*notes, *passed, *other_evaluation(RunFolder(run.folder), _evaluated(prepared)))
+            notes += [f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over]
+            notes += other_evaluation(RunFolder(run.folder), _evaluated(prepared))
+        elif resume and RunFolder(run.folder).holds_run:
+            notes.append("the run has no complete checkpoint yet: it starts from the beginning")
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
-            notes = (*notes, _NO_BASE)
-        if resume and checkpoint is None and RunFolder(run.folder).holds_run:
-            notes = (*notes, "the run has no complete checkpoint yet: it begins again")
+            notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
-        predicted = expected(prepared, machine, workers=workers, prefetch=prefetch)
+        predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
         course = course_of(
             args,
             run,
             steps=prepared.numbers.steps,
             epochs=prepared.numbers.epochs,
-            learns=[one.name for one in made.trainable.parts if one.trained],
-            dtype=str(made.dtype).removeprefix("torch."),
+            learns=[one.name for one in loaded.trainable if one.trained],
+            dtype=str(loaded.dtype).removeprefix("torch."),
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
             progress("checking packing on the model")
@@ -164,25 +157,23 @@ class Session:
             done=prepared.done,
             notes=(*notes, *course.notes),
             warnings=prepared.warnings,
-            risks=(*too_large(predicted, prepared), *disk_warning(course, machine, run.folder)),
+            risks=(*memory_warning(predicted, prepared), *disk_warning(course, prediction, run.folder)),
             course=course,
-            attn_implementation=made.attn_implementation,
-            learns=tuple(
-                Learning(part=one.name, weights=one.weights, trained=one.trained) for one in made.trainable.parts
-            ),
-            dtype=str(made.dtype).removeprefix("torch."),
+            attn_implementation=loaded.attn_implementation,
+            parts=loaded.trainable,
+            dtype=str(loaded.dtype).removeprefix("torch."),
             masters=masters,
-            compiled=made.compiled,
-            proof=_proof(prepared, made, device),
+            compiled=loaded.compiled,
+            proof=_check_packing(prepared, loaded, device),
             expected=predicted,
-            batches=_first_batches(prepared, made, here.world, batch_stats) if here.first else (),
+            batches=_first_batches(prepared, loaded, here.world, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
         )
         return cls(
             prepared=prepared,
             here=here,
-            made=made,
-            machine=machine,
+            loaded=loaded,
+            prediction=prediction,
             args=args,
             checkpoint=checkpoint,
             ready=ready,
@@ -191,7 +182,7 @@ class Session:
         )
 
     def ended_before(self) -> TrainOutcome | None:
-        """What became of a run that is complete already, where nothing else is asked of it; else None."""
+        """The outcome of a run that is complete already, where nothing else was requested; else None."""
         folder, run = RunFolder(self.prepared.run.folder), self.prepared.run
         if self.checkpoint is None or not folder.holds_run:
             return None
@@ -199,8 +190,9 @@ class Session:
         final, report = folder.path / FINAL, Path(run.config.report.out or folder.path / PAGE).expanduser()
         if ended.status != "complete" or ended.steps != self.prepared.numbers.steps or not final.is_dir():
             return None
-        had = config_of_run(folder.path, run.config)
-        if self.checkpoint.step < ended.step or changes_note(had, run.config) or had.report != run.config.report:
+        before = config_of_run(folder.path, run.config)
+        same = not changes_note(before, run.config) and before.report == run.config.report
+        if self.checkpoint.step < ended.step or not same:
             return None
         return TrainOutcome(
             folder=folder.path,
@@ -208,11 +200,11 @@ class Session:
             outcome=ended,
             report=report if report.is_file() else None,
             final=final,
-            problems=("the run was complete before: nothing was trained, and its folder is as it was",),
+            problems=("the run was already complete: nothing was trained, and its folder is unchanged",),
         )
 
     def train(self, console: Console | None) -> TrainOutcome:
-        """Train to the end, or to where it is stopped."""
+        """Train until the end, or until it is stopped."""
         from packtrain.runs.metrics_log import METRICS, MetricsLog
         from packtrain.training.callbacks import RunWatch
 
@@ -241,7 +233,7 @@ class Session:
         )
 
     def _begin(self, folder: RunFolder) -> None:
-        """Leave word of what is about to be trained."""
+        """Write what is about to be trained into the run folder."""
         prepared, run = self.prepared, self.prepared.run
         plan, schedule = prepared.dataset.plan, prepared.dataset.schedule
         facts = RunFacts(
@@ -262,36 +254,36 @@ class Session:
             measured=_inputs(prepared.dataset),
             evaluated=_evaluated(prepared),
             frozen=dict(self.frozen),
-            derived=_derived(self.ready),
+            derived=self.ready.derived(),
             notes=(*self.ready.warnings, *self.ready.notes, *self.ready.risks),
             prepared=self.ready.done,
             invocation=self.invocation,
             outcome=RunOutcome(status="running", step=self.ready.resumed, steps=prepared.numbers.steps),
         )
         if self.checkpoint is not None and folder.holds_run:
-            before = folder.facts()  # the run was begun and planned, not this process
+            before = folder.facts()  # of the start of the run, not of this process
             invocation = replace(self.invocation, planned_in=before.invocation.planned_in)
             facts = replace(facts, began=before.began, invocation=invocation)
         folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
         folder.gather_ledgers(self._ledgers())
 
     def _finish(self, folder: RunFolder, outcome: RunOutcome) -> tuple[Path | None, tuple[str, ...]]:
-        """How it ended, in run.json and as a page; a fault there must not hide what became of the run."""
+        """Write how it ended to run.json and the report; a fault there must not hide the outcome of the run."""
         if not self.here.first:
             return None, ()
         try:
             folder.finish(outcome, self._ledgers())
             out = self.prepared.run.config.report.out
             return write_run_report(folder.path, out=Path(out).expanduser() if out is not None else None), ()
-        except Exception as error:  # the weights are there already, whatever is wrong with a page
+        except Exception as error:  # the weights are saved already, whatever is wrong with the report
             lines = str(error).splitlines()
             return None, (f"the report could not be written: {type(error).__name__}: {lines[0] if lines else ''}",)
 
     def _ledgers(self) -> tuple[Path, ...]:
         if self.prepared.run.data.online:
-            return ()  # delivery writes down all that is left out
+            return ()  # delivery writes the ledger of a stream
         plan = self.prepared.dataset.plan
-        assert plan.folder is not None, "plans of runs are in the cache"
+        assert plan.folder is not None, "plans of runs have a folder"
         return Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED
 
     def _outcome(
@@ -330,64 +322,42 @@ class Session:
 
     def _trainer(self, watch: RunWatch) -> PackedTrainer:
         from packtrain.delivery.loader.failures import FailureWatch
-        from packtrain.training.predictions import MemoryModel
+        from packtrain.training.meter import StepMeter
         from packtrain.training.trainer import PackedTrainer
 
-        prepared, run, made, machine = self.prepared, self.prepared.run, self.made, self.machine
+        prepared, run, loaded = self.prepared, self.prepared.run, self.loaded
         if (logs := run.config.training.logging_dir) is not None:
-            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))  # where it is looked for
-        evaluation, memory = prepared.evaluation, None
-        if machine is not None and not run.data.online:
-            memory = MemoryModel(
-                shape=machine.shape,
-                setup=machine.setup,
-                coefficients=machine.memory,
-                heaviest=heaviest(prepared, machine),
-            )
+            os.environ["TENSORBOARD_LOGGING_DIR"] = os.path.abspath(os.path.expanduser(logs))
+        evaluation, predicted = prepared.evaluation, self.prediction
+        if predicted is not None and not run.data.online:
+            predicted = replace(predicted, heaviest=heaviest(prepared, predicted))
+        meter = StepMeter(
+            model=predicted,
+            world=self.here.world,
+            rank=self.here.rank,
+            capacity=prepared.numbers.packing_length if run.data.packing else None,
+        )
         return PackedTrainer(
-            model=made.model,
+            model=loaded.model,
             args=self.args,
             train_dataset=prepared.dataset,
-            data_collator=_collator(prepared, prepared.dataset, made),
+            data_collator=_collator(prepared, prepared.dataset, loaded),
             eval_dataset=evaluation,
-            eval_collator=_collator(prepared, evaluation, made) if evaluation is not None else None,
+            eval_collator=_collator(prepared, evaluation, loaded) if evaluation is not None else None,
             step=run.step,
-            meter=self._meter(),
-            on_host=made.on_host,
+            meter=meter,
+            on_host=loaded.on_host,
             on_step=watch.on_step,
-            # As it is wrapped, the model is another one.
+            # With several processes the model is checked as it is wrapped.
             first_check=run.quick_check and self.here.world > 1,
-            on_proof=watch.on_proof if run.shares_weights else None,  # else it is said before the run
-            memory_model=memory,
+            on_proof=watch.on_proof if run.shares_weights else None,  # else it is shown before the run
+            memory_model=None if run.data.online else predicted,
             callbacks=[watch],
             failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
         )
 
-    def _meter(self) -> StepMeter:
-        from packtrain.training.meter import StepMeter
-        from packtrain.training.predictions import ModelPrediction
-
-        machine, numbers = self.machine, self.prepared.numbers
-        capacity = numbers.packing_length if self.prepared.run.data.packing else None
-        if machine is None:
-            return StepMeter(world=self.here.world, rank=self.here.rank, capacity=capacity)
-        gpu, predicted = machine.gpu, None
-        if gpu is not None:
-            predicted = ModelPrediction(
-                shape=machine.shape, setup=machine.setup, gpu=gpu, time=machine.time, memory=machine.memory
-            )
-        return StepMeter(
-            shape=machine.shape,
-            setup=machine.setup,
-            peak_flops=gpu.bf16_flops if gpu is not None else None,
-            world=self.here.world,
-            rank=self.here.rank,
-            capacity=capacity,
-            predicted=predicted,
-        )
-
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
-        """The weights alone; all processes take part where they are shared out."""
+        """Save the final weights; all processes take part where they are sharded."""
         from packtrain.modeling.export import save_final
 
         run = self.prepared.run
@@ -408,7 +378,7 @@ class Session:
 
 
 def _summary(folder: Path) -> Summary | None:
-    """The numbers of the run's page; what cannot be read is no reason to hide how a run ended."""
+    """The numbers of the run's report; a fault here must not hide the outcome of the run."""
     try:
         return summarise_run(read_run(folder))
     except Exception:
@@ -416,80 +386,40 @@ def _summary(folder: Path) -> Summary | None:
 
 
 def _ended(trainer: PackedTrainer) -> tuple[str, str]:
-    """How a run came to its end, and why before its last step."""
+    """The status of a run that ended, and why it ended before its last step."""
     if trainer.interrupted:
         return "interrupted", trainer.interrupted
     patience, state = trainer.settings.early_stopping_patience, trainer.state
     if patience is not None and state.global_step < state.max_steps:
-        return "complete", f"early stopping: no better in {patience} evaluation{'s' if patience > 1 else ''}"
+        return "complete", f"early stopping: no improvement in {counted(patience, 'evaluation')}"
     return "complete", ""
 
 
-def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
-    """The trainer's arguments: what the config gives, and what follows from the schedule and the weights."""
-    import torch
-
-    from packtrain.delivery.trainers.mixin import trainer_arguments
-
-    run, dataset = prepared.run, prepared.dataset
-    derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
-    own = {**run.arguments, **derived, "max_steps": prepared.numbers.steps, "output_dir": str(run.folder)}
-    own["gradient_checkpointing"] = False  # set on the model already, each part by itself
-    if bf16_weights:
-        own["bf16"] = False  # there is nothing to cast
-    own.setdefault("dataloader_pin_memory", torch.cuda.is_available())
-    if not torch.cuda.is_available() or own.get("use_cpu"):  # or a launcher's processes would not find each other
-        own["use_cpu"] = True
-        own.pop("tf32", None)
-        if run.world > 1:
-            own.setdefault("ddp_backend", "gloo")
-    return accepted_arguments(own, given=run.arguments)
-
-
-def accepted_arguments(arguments: Mapping[str, Any], *, given: Iterable[str]) -> TrainingArguments:
-    """What transformers makes of them; where it refuses, the error names those of the given ones that are to blame."""
-    from transformers import TrainingArguments
-
-    try:
-        return TrainingArguments(**arguments)
-    except Exception as error:  # each argument is checked in its own way
-        problem = error
-    blamed = []
-    for name in given:
-        try:
-            TrainingArguments(**{other: value for other, value in arguments.items() if other != name})
-        except Exception:
-            continue
-        blamed.append(f"training.{name}")
-    where, got = ", ".join(blamed) or "training", in_one_line(problem)
-    raise ConfigError(where, got=got, expected="arguments that transformers accepts") from problem
-
-
-def _collator(prepared: Prepared, dataset: Dataset, made: ReadyModel) -> Any:
+def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:
     from packtrain.modeling.preparation import collator_of, static_shapes
 
     constant = None
-    if made.compiled and dataset.config.packing:
+    if loaded.compiled and dataset.config.packing:
         constant = static_shapes(prepared.numbers.packing_length)
-    return collator_of(dataset, made, prepared.run.step.loss_weighting, constant)
+    return collator_of(dataset, loaded, prepared.run.step.loss_weighting, constant)
 
 
 def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
-    """What the evaluation data are known by."""
+    """The fingerprint of the evaluation data."""
     return prepared.evaluation.plan.summary.inputs if prepared.evaluation is not None else None
 
 
 def _inputs(dataset: Dataset) -> Mapping[str, Any]:
-    """What the data are known by; of a stream, how they begin."""
+    """The fingerprint of the data; for a stream, of its beginning."""
     plan: Any = dataset.plan
     return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
 
 
-def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdict | None:
-    """Packed samples against the same alone, on the model as it is trained; raises where they differ.
+def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device) -> CheckReport | None:
+    """Compare packed samples with each of them alone, on the model as it is trained; raises where they differ.
 
-    None where rows are padded or it was turned off, and where the model is shared out among processes: it may be too
-    large for one of them, and the trainer proves it then.
+    None where rows are padded or the check is off, and where weights are sharded: the model may be too large for one
+    process, and the trainer runs the check later.
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.first_check import check_first_batch
@@ -499,47 +429,25 @@ def _proof(prepared: Prepared, made: ReadyModel, device: torch.device) -> Verdic
     run = prepared.run
     if not (run.quick_check and run.data.packing) or run.shares_weights:
         return None
-    made.model.to(device)
-    ready_for_steps(made.model, run.step.vision_batch_patches)
+    loaded.model.to(device)
+    ready_for_steps(loaded.model, run.step.vision_batch_patches)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
-    losses = losses_of(made.model, run.step, smoothing)
+    losses = losses_of(loaded.model, run.step, smoothing)
     return check_first_batch(
-        made.model,
+        loaded.model,
         prepared.dataset,
-        _collator(prepared, prepared.dataset, made),
-        config=made.model.config,
-        rank=0,  # all processes look at the same samples
+        _collator(prepared, prepared.dataset, loaded),
+        config=loaded.model.config,
+        rank=0,  # all processes check the same samples
         world=1,
         training=Training(loss=loss_on(losses, device), smoothing=smoothing),
     )
 
 
-def _first_batches(prepared: Prepared, made: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
-    """What the first batches of every rank hold, decoded as they will be."""
+def _first_batches(prepared: Prepared, loaded: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
+    """The first batches of every rank, decoded as in training."""
     if not count:
         return ()
-    collate = _collator(prepared, prepared.dataset, made)
+    collate = _collator(prepared, prepared.dataset, loaded)
     loaders = (prepared.dataset.loader(collate, rank=rank, world=world, span="run") for rank in range(world))
     return tuple(tuple(batch.info for batch in islice(loader, count)) for loader in loaders)
-
-
-def _derived(ready: ReadyRun) -> dict[str, Any]:
-    """The numbers of run.json."""
-    found: dict[str, Any] = {
-        **asdict(ready.numbers),
-        "attn_implementation": ready.attn_implementation,
-        "dtype": ready.dtype,
-        "master_weights": ready.masters,
-        "compiled": ready.compiled,
-        "learns": {one.part: one.trained for one in ready.learns},
-        "weights": {one.part: one.weights for one in ready.learns},
-        "method": ready.run.model.method,
-        "course": {name: value for name, value in asdict(ready.course).items() if name != "notes"},
-        "sharding": ready.run.setup.sharding,
-        "proof": None if ready.proof is None else not ready.proof.failures,
-    }
-    if (model := ready.run.model).has_adapters:
-        found["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}
-    if ready.expected is not None:
-        found["expected"] = asdict(ready.expected)
-    return found

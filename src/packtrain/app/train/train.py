@@ -1,4 +1,4 @@
-"""Training for users: a config in, a run folder with a trained model out."""
+"""`train`: a config in, a run folder with a trained model out."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ from packtrain.families.contracts import contract_for
 from packtrain.families.family import ProcessorSettings
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
-from packtrain.runs.run_facts import Invocation, RunFacts, RunOutcome
-from packtrain.runs.run_folder import CONFIG, RUN, RunFolder
+from packtrain.runs.run_folder import CONFIG, RUN, Invocation, RunFacts, RunFolder, RunOutcome
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_NAMED = 5  # settings that have changed
+_CHANGES = 5  # of settings, that a note names
 
 
 def train(
@@ -51,23 +50,22 @@ def train(
     ready: Callable[[ReadyRun], None] = lambda _: None,
     console: Console | None = None,
 ) -> TrainOutcome:
-    """Measure and pack what is missing, prove packing on the first samples, train, and leave a run folder.
+    """Measure and pack what is missing, check packing on the first samples, train, and write a run folder.
 
-    Without a config, `overrides` name model and data: the rest is chosen for the GPU that is there. A config may also
-    be the folder of a run that is resumed. `ready` is given everything that was derived before the first step;
-    `console` is what progress is shown on. Both are used by the first process of a run alone, and nothing is shown
-    without them.
+    Without a config, `overrides` name model and data, and the rest is chosen for the available GPU. To resume, `config`
+    may be the folder of the run. `ready` gets everything that was derived before the first step; progress is shown on
+    `console`. Only the first process of a run uses the two.
     """
     _require_packages()
     here = ProcessPlace.here()
-    watched = progress if here.first else lambda _: None
+    progress = progress if here.first else lambda _: None
     config, measured = _run_config(config, overrides, resume=resume), None
     if config is None:
         given = with_overrides(
             RunConfig(), (*overrides, *((f"data.max_samples={max_samples}",) if max_samples else ()))
         )
         _require_attention(given.training.attn_implementation, use_cpu=bool(given.training.use_cpu))
-        config, measured = config_from_data(given, here, watched)
+        config, measured = config_from_data(given, here, progress)
         overrides = ()
     run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
     _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
@@ -83,7 +81,7 @@ def train(
     made_cache(run.data.cache_root)
     run = with_template_date(run)
     if clear_cache:
-        if here.world > 1:  # others may read already what one of them removes
+        if here.world > 1:  # one would remove what others are reading
             raise ConfigError(
                 "--clear-cache",
                 got=f"{here.world} processes",
@@ -97,8 +95,8 @@ def train(
         from packtrain.training.hf_trainer import refuse_unsharded
 
         if (local := Path(run.model.name).expanduser()).is_dir():
-            require_weights(local)  # said before the data are measured
-        prepared = prepare(run, watched, measured=measured)
+            require_weights(local)  # before the data are measured
+        prepared = prepare(run, progress, measured=measured)
         urls = [name for name in ("dataset_path", "eval_path") if has_secrets(str(getattr(run.config.data, name)))]
         invocation = Invocation(
             written=_written(config),
@@ -109,12 +107,12 @@ def train(
             planned_in=_study_of(config),
         )
         session = Session.open(
-            prepared, here, resume=resume, batch_stats=batch_stats, invocation=invocation, progress=watched
+            prepared, here, resume=resume, batch_stats=batch_stats, invocation=invocation, progress=progress
         )
         if here.first:
             ready(session.ready)
         if dry_run:
-            # Of several processes the trainer says it, which asks accelerate; it is not made here.
+            # With several processes the trainer refuses it, after asking accelerate; a dry run makes no trainer.
             refuse_unsharded(session.args, is_sharded=session.args.device.type != "cpu")
             return TrainOutcome(folder=run.folder, ready=session.ready, outcome=RunOutcome(status="not trained"))
         if (ended := session.ended_before()) is not None:
@@ -123,20 +121,20 @@ def train(
 
 
 def _of_model(run: ResolvedRun, settings: ProcessorSettings) -> ResolvedRun:
-    """The run with the limits of media that its model has."""
-    config, said = own_limits(run.config, settings)
+    """The run with the media limits of its model."""
+    config, notes = own_limits(run.config, settings)
     limits = config.data.processor_config
     return replace(
         run,
         config=config,
         data=replace(run.data, processor_config=limits),
         evaluation=run.evaluation and replace(run.evaluation, processor_config=limits),
-        notes=(*run.notes, *said, *check_tiles(config)),
+        notes=(*run.notes, *notes, *check_tiles(config)),
     )
 
 
 def _study_of(config: RunConfig | str | Path) -> str | None:
-    """The page that says why the config is as it is, where `packtrain plan` wrote both."""
+    """The report of the study that recommended this config, where `packtrain plan` wrote both."""
     if isinstance(config, RunConfig) or Path(config).name != RECOMMENDED:
         return None
     page = Path(config).absolute().parent / STUDY_PAGE
@@ -144,14 +142,14 @@ def _study_of(config: RunConfig | str | Path) -> str | None:
 
 
 def _command() -> str:
-    """How this process was started."""
+    """The command line of this process, without secrets."""
     return shlex.join([Path(sys.argv[0]).name, *map(override_without_secrets, sys.argv[1:])])
 
 
 def _run_config(
     config: RunConfig | str | Path | None, overrides: Sequence[str], *, resume: bool
 ) -> RunConfig | str | Path | None:
-    """The config that is meant: of a run that is resumed, the one in its folder; None where there is none yet."""
+    """The config to train; for a resumed run the one in its folder. None: one has to be chosen."""
     if config is None and resume:
         folder = with_overrides(RunConfig(), overrides).training.output_dir
         if folder is None:
@@ -173,7 +171,7 @@ def _run_config(
 
 
 def _require_config_or_run(path: Path) -> None:
-    """What --resume names is the folder of a run unless it is a file, or is called as one."""
+    """Refuse a path for --resume that is neither the folder of a run nor a config."""
     if path.is_file() or (not path.exists() and path.suffix in (".yaml", ".yml", ".py")):
         return
     raise ConfigError(
@@ -187,65 +185,65 @@ def _require_config_or_run(path: Path) -> None:
 def _resolved(
     config: RunConfig | str | Path, overrides: Sequence[str], world: int, *, resume: bool, max_samples: int | None
 ) -> ResolvedRun:
-    """The run; one that is resumed is the run as it was begun, whatever became of the config since.
+    """The run; a resumed one as it was started, whatever the config says by now.
 
-    A run folder may have been moved: its own run.yaml resumes the run that it lies in.
+    A run folder may have been moved: run.yaml in a run folder resumes the run of that folder.
     """
     name = "run" if isinstance(config, RunConfig) else Path(config).stem
     given = config if isinstance(config, RunConfig) else load_config(config)
     run = resolve_run(given, world=world, overrides=overrides, name=name, max_samples=max_samples)
     if max_samples is not None:
         run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
-    # A trial of a run is no run of its config, unless the config is the trial's.
+    # With max_samples it is another run than its config's, unless the config is that trial's.
     own = max_samples in (None, given.data.max_samples)
     moved = _folder_of(config, overrides) if own else None
     if resume and moved is not None:
         run = replace(run, folder=moved)
-    before = RunFolder(run.folder)
     if not resume:
         return run
-    before.check_resumed()
-    if not before.holds_run:
-        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run begins again"))
-    facts = before.facts()
-    if not _has_checkpoint(run.folder):  # it begins again, with whatever settings, where there is nothing to lose
+    folder = RunFolder(run.folder)
+    folder.check_resumed()
+    if not folder.holds_run:
+        return replace(run, notes=(*run.notes, f"nothing to resume in {run.folder}: the run starts from the beginning"))
+    facts = folder.facts()
+    if not _has_checkpoint(run.folder):  # it starts from the beginning, with any settings: nothing is lost
         if facts.status == "complete":
             raise ConfigError(
                 str(run.folder),
                 got="a run that is complete and has no checkpoint",
-                expected="a run that can go on",
+                expected="a run that can continue",
                 fix="name another training.output_dir, or delete the folder",
             )
         return run
-    # The others are in its config already.
+    # Earlier overrides are in its config already.
     new = [one for one in overrides if override_without_secrets(one) not in facts.invocation.overrides]
-    had = config_of_run(run.folder, run.config)
-    _require_secrets(facts, had)
-    begun = resolve_run(had, world=world, overrides=new, name=name)
-    begun = replace(begun, length=replace(begun.length, planned=facts.planned_epochs or 1))
-    refuse_changes(had, begun.config)
-    taken = changes_note(had, begun.config)
+    before = config_of_run(run.folder, run.config)
+    _require_secrets(facts, before)
+    resumed = resolve_run(before, world=world, overrides=new, name=name)
+    resumed = replace(resumed, length=replace(resumed.length, planned=facts.planned_epochs or 1))
+    refuse_changes(before, resumed.config)
     changed = differences(facts.invocation.written, _written(given)) if moved is None else ()
-    said = "the run continues as it was begun; what has changed in the config since is not taken over: "
-    notes = (said + "; ".join(changed[:_NAMED]),) if changed else ()
-    return replace(begun, folder=run.folder, notes=(*begun.notes, *taken, *notes))
+    note = "the run continues as it was started; changes of the config since then are ignored: "
+    ignored = (note + "; ".join(changed[:_CHANGES]),) if changed else ()
+    notes = (*resumed.notes, *changes_note(before, resumed.config), *ignored)
+    return replace(resumed, folder=run.folder, notes=notes)
 
 
 def _require_secrets(facts: RunFacts, config: RunConfig) -> None:
-    """Refuse to go on without what was kept apart of the URLs that a run was begun with; it is written nowhere."""
+    """Refuse to continue without the secrets of the URLs that the run was started with; they are written nowhere."""
     missing = [name for name in facts.invocation.urls_with_secrets if not has_secrets(str(getattr(config.data, name)))]
     if missing:
         url = getattr(config.data, missing[0])
         raise ConfigError(
             f"data.{missing[0]}",
-            got=f"{url}, without the user, password or signature that the run was begun with",
-            expected="the whole URL: its secrets are not kept in the run's folder",
-            fix=f"resume with the config that has it, or give it again: data.{missing[0]}=URL",
+            got=f"{url}, without the user, password or signature that the run was started with",
+            expected="the whole URL: secrets are not stored in the run's folder",
+            fix=f"resume with the original config, or pass data.{missing[0]}=URL",
         )
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    """Is there one to go on from? Where all of them are broken, that is an error."""
+    """Is there one to resume from? It is an error if all of them are broken."""
     from packtrain.training.checkpoints import find_latest, refuse_broken
 
     if find_latest(folder) is not None:
@@ -255,7 +253,7 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:
-    """The run folder whose own config this is, unless another one is named."""
+    """The run folder that this config is in, unless the overrides name another one."""
     if isinstance(config, RunConfig) or any(_key(one) == "output_dir" for one in overrides):
         return None
     path = Path(config)
@@ -263,19 +261,19 @@ def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path
 
 
 def _key(override: str) -> str:
-    """What an override sets, in whatever section."""
+    """The key of an override, without its section."""
     return override.partition("=")[0].rpartition(".")[2]
 
 
 def _written(config: RunConfig | str | Path) -> dict[str, object]:
-    """What a config says, to be compared with what it said when a run was begun."""
-    found = config if isinstance(config, RunConfig) else load_config(config)
-    sections = found.sections("model", "data", "training")
+    """The settings of a config, to compare them with those at the start of the run."""
+    loaded = config if isinstance(config, RunConfig) else load_config(config)
+    sections = loaded.sections("model", "data", "training")
     return dict(without_secrets(json.loads(json.dumps(sections, default=str))))
 
 
 def _require_attention(attention: str | None, *, use_cpu: bool) -> None:
-    """Does it train where the run will? Said before the data are measured."""
+    """Refuse an attention that cannot train here, before the data are measured."""
     if attention is not None and attention != "auto":
         from packtrain.modeling.preparation import require_kernel, training_device
 
@@ -283,7 +281,7 @@ def _require_attention(attention: str | None, *, use_cpu: bool) -> None:
 
 
 def _require_packages() -> None:
-    """Said at once, not after the data were measured."""
+    """Refuse to start without the packages for training, before the data are measured."""
     missing = [name for name in ("torch", "transformers", "accelerate", "peft") if find_spec(name) is None]
     if missing:
         got = f"{', '.join(missing)} not installed"

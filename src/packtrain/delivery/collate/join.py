@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from packtrain.core.errors import DataError
 from packtrain.core.modality import PIXELS
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
-from packtrain.delivery.loader.workers import room
+from packtrain.delivery.loader.workers import empty_batch_tensor
 from packtrain.families.family import BatchContract
 
 EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case
@@ -96,7 +96,7 @@ def _joined(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Ten
     """All parts in one tensor, each copied once, into the wanted precision and to where the batch will be read."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    joined, at = room(shape, dtype or parts[0].dtype), 0
+    joined, at = empty_batch_tensor(shape, dtype or parts[0].dtype), 0
     for part in parts:
         joined.narrow(dim, at, part.shape[dim]).copy_(part)
         at += part.shape[dim]

@@ -12,7 +12,6 @@ Tokens that are cached are taken from there, if record and media are still the o
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,9 +27,7 @@ from packtrain.delivery.encode.pixels import MediaProcessor, Positions
 from packtrain.delivery.encode.sample_tokens import SampleTokens, sample_key
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
-from packtrain.families.layout import Layout
 from packtrain.families.registry import load_rule
-from packtrain.families.skeleton import MOST_SHAPES, Shape, shape_of
 from packtrain.measuring.request import Request, settings_state
 from packtrain.records.media import MediaStore
 
@@ -72,7 +69,6 @@ class SampleEncoder:
             )
         self._family = family
         self._text = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
-        self._seen: Counter[Shape] = Counter()
         self._positions = Positions(settings.folder, self.contract)
         self._processor: MediaProcessor | None = None
 
@@ -219,18 +215,8 @@ class SampleEncoder:
         if record.tokens is not None:
             self._text.require_usable(record.tokens)
             return SampleTokens.of_ids(record.tokens), ()
-        layout = self._layout(record, headers)
+        layout = self._text.layout(record, headers)
         return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
-
-    def _layout(self, record: Record, headers: Sequence[MediaHeader]) -> Layout:
-        """The record as text; the template is run until a shape has come often enough to be worth learning."""
-        key = shape_of(record)
-        if self._seen[key] >= RecordEncoder.patience:
-            return self._text.layout(record, headers)
-        if len(self._seen) > MOST_SHAPES:
-            self._seen.clear()
-        self._seen[key] += 1
-        return self._text.layouter.layout(record, headers)
 
 
 def _counted(expansion: Expansion) -> VisionCounts:

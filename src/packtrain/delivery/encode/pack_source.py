@@ -70,7 +70,7 @@ class PackSource:
                 samples.append(sample if sample.first == first else replace(sample, first=first))
             except RecordError as error:
                 self._require_root(row)
-                failures.append(_left_out(row, error))
+                failures.append(undelivered(row.id, row.origin, error))
             except Exception as error:
                 error.add_note(f"while sample {row.id} of pack {key.pack}, epoch {key.epoch}, was encoded")
                 raise
@@ -128,13 +128,14 @@ class PackSource:
             self.plan = PackPlan.load(self.plan, checked=False)  # by the process that this one comes from
 
 
-def _left_out(row: SampleRow, error: RecordError) -> LedgerEntry:
+def undelivered(id: str, origin: str, error: RecordError) -> LedgerEntry:
+    """A sample that was planned and could not be delivered."""
     detail = f"{error.stage}: {error.detail}" if error.detail else error.stage
-    return LedgerEntry(id=row.id, origin=row.origin, stage=STAGE, reason=error.reason, detail=detail)
+    return LedgerEntry(id=id, origin=origin, stage=STAGE, reason=error.reason, detail=detail)
 
 
 def media_read(read: Callable[[], Answer], id: str, origin: str) -> Answer:
-    """What is made of a sample's media, after as many attempts to read them as are worth it."""
+    """What `read` returns, after a few more attempts where media could not be read."""
     try:
         return retried(read, PAUSES)
     except OSError as error:

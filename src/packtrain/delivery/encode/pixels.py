@@ -20,7 +20,7 @@ from packtrain.core.modality import GRIDS
 from packtrain.core.values import MediaHeader, MediaKind, PartLimits
 from packtrain.delivery.encode.decode import Decoded
 from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
-from packtrain.families.part_limits import PartFamilies
+from packtrain.families.part_limits import MediaRules
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class _Arguments:
 class MediaProcessor:
     """The image and video processors of one model, with the arguments of the run's limits and of those in parts."""
 
-    def __init__(self, settings: ProcessorSettings, parts: PartFamilies, contract: BatchContract) -> None:
+    def __init__(self, settings: ProcessorSettings, parts: MediaRules, contract: BatchContract) -> None:
         self._contract = contract
         self._parts = parts
         self._processor = load_processor(settings, multimodal=True)
@@ -53,7 +53,7 @@ class MediaProcessor:
         if key not in self._arguments:
             if len(self._arguments) >= _MOST:
                 self._arguments.clear()
-            self._arguments[key] = self._made(self._parts.of(*key).processor_kwargs())
+            self._arguments[key] = self._made(self._parts.rule_for(*key).processor_kwargs())
         return self._arguments[key]
 
     def _made(self, kwargs: dict[str, Any]) -> _Arguments:

@@ -26,10 +26,9 @@ from packtrain.delivery.encode.pixels import (
 from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.encoder import Priced, RecordEncoder, Sized
-from packtrain.families.family import ProcessorSettings, Traits
-from packtrain.families.part_limits import PartFamilies
+from packtrain.families.family import ProcessorSettings, TextOnly
+from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import find_family, load_rule
-from packtrain.families.text.rule import TextOnly
 from packtrain.families.tokenizer import Counts, last_runs
 from packtrain.measuring.drift import Reality
 from packtrain.measuring.request import Request
@@ -88,7 +87,7 @@ class RealProcessor:
                 expected="no limits: they apply to families with a rule only",
                 fix="write them into the model folder's processor settings",
             )
-        self._parts = PartFamilies(settings, family) if family is not None else None
+        self._parts = MediaRules(settings, family) if family is not None else None
         self._kwargs: Mapping[str, Any] = family.processor_kwargs() if family is not None else {}
         self._eos = self._tokenizer.eos_token if request.add_eos else None
         self._plain_eos = None if request.add_eos is False else self._tokenizer.eos_token
@@ -99,8 +98,7 @@ class RealProcessor:
         self._own_template = None if has_own else settings.chat_template
         if settings.template_date is not None and settings.chat_template is not None:
             self._own_template = with_date(settings.chat_template, settings.template_date)
-        traits: Traits = getattr(family, "traits", Traits())
-        self._other_for_videos = has_own and traits.video_chat_template is not None
+        self._other_for_videos = has_own and family is not None and family.video_chat_template is not None
         self._dialect = self._dialect_of(settings.chat_template, settings)
         self._tool_dialect = self._dialect_of(settings.tool_template, settings)
         self._tool_template = settings.tool_template
@@ -198,18 +196,20 @@ class RealProcessor:
     def _frames(self, part: Media, store: MediaStore) -> tuple[Any, Any]:
         """The frames that the processor itself chooses, decoded by us."""
         header = store.header(part.kind, part.ref)
-        kwargs = self._limits_of(part).of("video", part.limits).processor_kwargs() if part.limits else self._kwargs
+        kwargs = (
+            self._limits_of(part).rule_for("video", part.limits).processor_kwargs() if part.limits else self._kwargs
+        )
         indices = frame_indices(self._processor, sampling_settings(self._processor, kwargs), header)
         return decode_frames(store, part.ref, indices), video_metadata(header, indices)
 
-    def _limits_of(self, part: Media) -> PartFamilies:
+    def _limits_of(self, part: Media) -> MediaRules:
         if self._parts is None:
             raise RecordError("family", "a limit in a part", "they apply to families with a rule only")
         return self._parts
 
     def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:
         """Width and height to which the processor itself brings one medium under its own limits."""
-        given = self._limits_of(part).of(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
+        given = self._limits_of(part).rule_for(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
         given = {name: value for name, value in given.items() if name == "size"}
         own = getattr(self._processor, f"{kind}_processor")
         if kind == "video":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +25,7 @@ from packtrain.core.checksums import checks_here, require_sums, sums_of
 from packtrain.core.errors import ArtifactError, DataError, RecordError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
 from packtrain.core.retries import retried
-from packtrain.core.values import MediaRef, Record
+from packtrain.core.values import Record
 from packtrain.delivery.encode.encoded_sample import SampleCounts
 from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Request
@@ -34,7 +34,7 @@ from packtrain.records.formats.hf_dataset import in_files
 from packtrain.records.media import MediaStore
 from packtrain.records.open import read_place
 from packtrain.records.source import Entry
-from packtrain.records.span import Files, Plain
+from packtrain.records.span import Files
 
 KIND, VERSION = "rows", 2
 _AGAIN = "delete it (packtrain cache clear --kind rows); it is rebuilt"
@@ -192,33 +192,24 @@ class RecordReader:
     def __init__(self, request: Request, rows: RowTable, files: Files) -> None:
         self._request, self._rows, self._files = request, rows, files
 
-    def record(self, number: int) -> Record:
-        """The record of one row, usable for as long as it is wanted.
+    @contextmanager
+    def opened(self, number: int) -> Iterator[Record]:
+        """The record of one row, whose media can be opened for the length of a block.
 
         DataError where the file cannot be read, or holds something else than was measured.
         """
-        with self._found(self._rows.row(number), keep=True) as record:
-            return record
-
-    @contextmanager
-    def opened(self, number: int) -> Iterator[Record]:
-        """As `record`, for the length of a block: media in a cached shard stay there and are not loaded beforehand."""
-        with self._found(self._rows.row(number), keep=False) as record:
-            yield record
+        row = self._rows.row(number)
+        with ExitStack() as stack:
+            entry = self._entry(row, stack)
+            if self._difference(row, entry):
+                stack.close()
+                if self._renewed(row):  # a copy may have been damaged on its way: the source is asked first
+                    entry = self._entry(row, stack)
+            yield self._converted(row, entry)
 
     def store(self, source: int) -> MediaStore:
         """Where the media of one source are."""
         return self._converter.store(source)
-
-    @contextmanager
-    def _found(self, row: SampleRow, keep: bool) -> Iterator[Record]:
-        with ExitStack() as stack:
-            entry = self._entry(row, stack, keep)
-            if self._differs(row, entry):
-                stack.close()
-                if self._renewed(row):  # a copy may have been damaged on its way: the source is asked first
-                    entry = self._entry(row, stack, keep)
-            yield self._converted(row, entry)
 
     def _renewed(self, row: SampleRow) -> bool:
         try:
@@ -226,22 +217,21 @@ class RecordReader:
         except (OSError, RecordError) as error:
             self._unreadable(row, error)
 
-    def _differs(self, row: SampleRow, entry: Entry) -> str:
+    def _difference(self, row: SampleRow, entry: Entry) -> str:
         """What tells an entry from the measured one; empty where nothing does."""
         if entry.error is not None:
             return str(entry.error)
         return "other text at that position" if entry.check != row.check else ""
 
-    def _entry(self, row: SampleRow, stack: ExitStack, keep: bool) -> Entry:
+    def _entry(self, row: SampleRow, stack: ExitStack) -> Entry:
         """The entry at a row's place, after as many attempts as are worth it; its file stays open with the stack."""
         file = self._rows.files[row.file].file
         inside = in_files(self._request.specs[row.source])
 
         def read() -> Entry:
             with ExitStack() as attempt:
-                plain = attempt.enter_context(self._files.plain(file)) if inside else _Nowhere()
+                plain = attempt.enter_context(self._files.plain(file)) if inside else _NoFile()
                 entry = read_place(self._request.specs, row.source, file, plain, row.at, row.origin)
-                entry = _in_memory(entry, plain) if keep and plain.path != file else entry
                 stack.push(attempt.pop_all())
                 return entry
 
@@ -252,8 +242,8 @@ class RecordReader:
 
     def _converted(self, row: SampleRow, entry: Entry) -> Record:
         """The record, if it is the one that was measured."""
-        if found := self._differs(row, entry):
-            self._changed(row, found)
+        if difference := self._difference(row, entry):
+            self._changed(row, difference)
         try:
             record = self._converter.record(entry, row.source)
         except RecordError as error:
@@ -270,10 +260,10 @@ class RecordReader:
             fix="restore the file, or check its disk or network; then resume",
         ) from error
 
-    def _changed(self, row: SampleRow, found: str) -> NoReturn:
+    def _changed(self, row: SampleRow, difference: str) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file} has changed since it was measured",
-            got=found,
+            got=difference,
             expected=f"sample {row.id} ({row.origin})",
             fix="restore the measured file, or measure and pack again",
         )
@@ -286,19 +276,10 @@ class RecordReader:
         return {name: value for name, value in self.__dict__.items() if name != "_converter"}
 
 
-class _Nowhere:
-    """The bytes of a dataset that is in no files of ours to read."""
+class _NoFile:
+    """In place of the file of a dataset that has none for us to read."""
 
     path: str | None = None
 
     def read_at(self, position: int, length: int) -> bytes:
         raise OSError("this dataset has no data files")
-
-
-def _in_memory(entry: Entry, plain: Plain) -> Entry:
-    """Media in a copy of the data file that may soon be gone are taken along; the measured data file itself stays."""
-    taken = {
-        name: MediaRef(name=ref.name, data=plain.read_at(ref.offset, ref.size)) if ref.archive is not None else ref
-        for name, ref in entry.media.items()
-    }
-    return replace(entry, media=taken)

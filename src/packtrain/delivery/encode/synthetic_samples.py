@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,11 +22,11 @@ from packtrain.families.registry import all_families, find_family
 from packtrain.predicting.shapes import shape_from_config
 
 _PROMPT = 20  # tokens beside the image that carry no loss
-_LEAST_ID = 3  # what stands before it is often special
+_LEAST_ID = 3  # ids before it are often special
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MadeImages:
+class SyntheticImages:
     """The images of one sample as the model is given them."""
 
     images: int = 0
@@ -36,14 +36,14 @@ class MadeImages:
     counts: VisionCounts = field(default_factory=VisionCounts)
 
 
-NO_IMAGES = MadeImages()
+NO_IMAGES = SyntheticImages()
 
 
-def image_of_patches(pixels: Tensor, height: int, width: int, *, merged: int, token_id: int) -> MadeImages:
+def image_of_patches(pixels: Tensor, height: int, width: int, *, merged: int, token_id: int) -> SyntheticImages:
     """One image of `height x width` patches, the rows of `pixels`; `merged` of them become a token."""
     patches = height * width
     assert len(pixels) == patches, "pixels of another image"
-    return MadeImages(
+    return SyntheticImages(
         images=1,
         tokens=patches // merged,
         token_id=token_id,
@@ -52,10 +52,10 @@ def image_of_patches(pixels: Tensor, height: int, width: int, *, merged: int, to
     )
 
 
-def images_of_tiles(pixels: Tensor, *, patches: int, merged: int, token_id: int) -> MadeImages:
+def images_of_tiles(pixels: Tensor, *, patches: int, merged: int, token_id: int) -> SyntheticImages:
     """An image for each of the tiles (1, tiles, channels, height, width), which have so many patches."""
     tiles = pixels.shape[1]
-    return MadeImages(
+    return SyntheticImages(
         images=tiles,
         tokens=tiles * patches // merged,
         token_id=token_id,
@@ -70,12 +70,12 @@ def noise_ids(config: Mapping[str, Any], tokens: int, draw: torch.Generator) -> 
     return torch.randint(_LEAST_ID, words, (tokens,), generator=draw)
 
 
-def made_sample(
+def synthetic_sample(
     name: str,
     ids: Tensor,
     *,
     supervised: int,
-    images: MadeImages = NO_IMAGES,
+    images: SyntheticImages = NO_IMAGES,
     row: int = -1,
     position_rows: int = 1,
 ) -> EncodedSample:
@@ -127,17 +127,19 @@ def row_lengths(longest: int, rows: int) -> list[int]:
     return [longest * (rows + at + 1) // (2 * rows) for at in range(rows)]
 
 
-def _takes_patches(contract: BatchContract | None) -> bool:
-    """Is an image a row for each patch, and its height and width?"""
-    return contract is not None and "image_grid_thw" in contract.media
+ImageForm = Literal["patches", "tiles"]
 
 
-def _takes_tiles(contract: BatchContract | None) -> bool:
-    """Is an image one tile among those of its sample?"""
-    return contract is not None and contract.media.get("pixel_values") == "images"
+def _image_form(contract: BatchContract | None) -> ImageForm | None:
+    """Is an image a row for each patch with its height and width, or one tile among those of its sample?"""
+    if contract is None:
+        return None
+    if "image_grid_thw" in contract.media:
+        return "patches"
+    return "tiles" if contract.media.get("pixel_values") == "images" else None
 
 
-class MadeUpSamples:
+class SyntheticSamples:
     """Makes samples for the config of a model, as a mix says."""
 
     def __init__(self, config: Mapping[str, Any], mix: Mix, *, dtype: torch.dtype) -> None:
@@ -145,17 +147,11 @@ class MadeUpSamples:
         kind = str(config["model_type"])
         family = find_family(kind)
         contract = family.contract if family is not None else None
-        self._takes_patches, self._mrope = (
-            _takes_patches(contract),
-            contract is not None and contract.positions == "mrope",
-        )
+        self._form = _image_form(contract)
+        self._position_rows = 4 if contract is not None and contract.positions == "mrope" else 1
         self._vision = shape_from_config(config).vision
-        if self._vision is not None and not (self._takes_patches or _takes_tiles(contract)):
-            possible = [
-                name
-                for name, one in all_families().items()
-                if _takes_patches(one.contract) or _takes_tiles(one.contract)
-            ]
+        if self._vision is not None and self._form is None:
+            possible = [name for name, one in all_families().items() if _image_form(one.contract) is not None]
             raise ConfigError(
                 "synthetic images",
                 got=f"a model of type {kind}",
@@ -169,27 +165,28 @@ class MadeUpSamples:
         ids = noise_ids(self._config, tokens, noise)
         images = self._images(tokens, noise)
         supervised = max(1, int(self._mix.supervised * (tokens - images.tokens - _PROMPT)))
-        rows = 4 if self._mrope else 1
-        return made_sample(str(number), ids, supervised=supervised, images=images, row=number, position_rows=rows)
+        return synthetic_sample(
+            str(number), ids, supervised=supervised, images=images, row=number, position_rows=self._position_rows
+        )
 
-    def _images(self, tokens: int, noise: torch.Generator) -> MadeImages:
+    def _images(self, tokens: int, noise: torch.Generator) -> SyntheticImages:
         """Images of about as many patches as the mix says, that leave room for text."""
         vision = self._vision
         if vision is None or not self._mix.patches_per_token:
             return NO_IMAGES
         merged, token_id = vision.patches_per_token, int(self._config["image_token_id"])
-        wanted = min(int(self._mix.patches_per_token * tokens), (tokens - _PROMPT - 4) * merged)
-        if self._takes_patches:
-            side = 2 * (isqrt(max(wanted, 0)) // 2)
+        wanted = max(0, min(int(self._mix.patches_per_token * tokens), (tokens - _PROMPT - 4) * merged))
+        if self._form == "patches":
+            side = 2 * (isqrt(wanted) // 2)
             if not side:
                 return NO_IMAGES
             pixels = torch.randn(side * side, vision.patch_elements, generator=noise).to(self._dtype)
             return image_of_patches(pixels, side, side, merged=merged, token_id=token_id)
-        about = self._config["vision_config"]
-        size = int(about["image_size"])  # the one that the encoder takes
-        patches = (size // int(about["patch_size"])) ** 2
+        encoder = self._config["vision_config"]
+        size = int(encoder["image_size"])  # the one that the encoder takes
+        patches = (size // int(encoder["patch_size"])) ** 2
         tiles = wanted // patches
-        if tiles < 1:
+        if not tiles:
             return NO_IMAGES
         pixels = torch.randn(1, tiles, 3, size, size, generator=noise).to(self._dtype)
         return images_of_tiles(pixels, patches=patches, merged=merged, token_id=token_id)

@@ -77,20 +77,18 @@ class FailureWatch:
     def decide(self, group: ProcessGroup | None = None, *, vote: bool = False, whole: bool = False) -> FailureVerdict:
         """Add up what all ranks took, write the ledger, and raise DataError on all of them if the budget is spent.
 
-        `vote` is this rank's answer to another question, whatever it is: one sum is enough for both. A `whole` epoch is
-        judged however few samples it has.
+        `vote` is this rank's answer to another question: one sum is enough for both. A `whole` epoch, or run, is judged
+        however few samples it has.
         """
         self._add_up(group, vote)
         judged = whole or self._samples >= self._judged_after
         if judged or (self._failures and self._budget.on_error == "fail"):
-            self._judge()
+            self._require_budget()
         return self.verdict
 
     def finish(self, group: ProcessGroup | None = None) -> FailureVerdict:
-        """The last decision, for runs of any size."""
-        self._add_up(group)
-        self._judge()
-        return self.verdict
+        """The last decision of a run, however small it was."""
+        return self.decide(group, whole=True)
 
     @property
     def verdict(self) -> FailureVerdict:
@@ -105,9 +103,10 @@ class FailureWatch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; what was taken since is forgotten."""
-        counts, reasons = [state.get(name) for name in _COUNTS], state.get("reasons")
-        whole = all(isinstance(count, int) and count >= 0 for count in (*counts, *_values(reasons)))
-        if state.get("version") != _STATE or not isinstance(reasons, Mapping) or not whole:
+        reasons = state.get("reasons")
+        known = state.get("version") == _STATE and isinstance(reasons, Mapping)
+        counts = [*(state.get(name) for name in _COUNTS), *(reasons.values() if isinstance(reasons, Mapping) else ())]
+        if not known or not all(isinstance(count, int) and count >= 0 for count in counts):
             expected = f"version {_STATE} with {', '.join(_COUNTS)} and reasons"
             raise ArtifactError("state of the failure watch", got=str(state)[:200], expected=expected)
         self._samples, self._failures, self._ledger_bytes = (int(state[name]) for name in _COUNTS)
@@ -117,7 +116,8 @@ class FailureWatch:
             self._ledger.forget()
 
     def _add_up(self, group: ProcessGroup | None, vote: bool = False) -> None:
-        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if _distributed() else (0, 1)
+        distributed = dist.is_available() and dist.is_initialized()
+        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if distributed else (0, 1)
         mine, lines = (self._new_samples, len(self._new_lines), int(vote)), [self._new_lines]
         total, found, self._votes = mine if world == 1 else _sum(mine, group)
         if found and world > 1:  # all ranks know the sum, so all take part
@@ -147,12 +147,14 @@ class FailureWatch:
             raise ArtifactError(str(self._ledger.path), got=size, expected="a ledger that can be continued")
         self._ledger_bytes = size
 
-    def _judge(self) -> None:
+    def _require_budget(self) -> None:
         rate = self._budget.max_failure_rate if self._budget.on_error == "skip" else 0.0
         if self._failures > rate * self._samples:
+            # Equal counts in alphabetical order: the message must not depend on who came first.
+            common = sorted((-count, reason) for reason, count in self._reasons.items())
             raise DataError(
                 f"{self._failures:,} of the first {self._samples:,} samples could not be delivered",
-                got="; ".join(f"{count:,} x {reason}" for reason, count in _most_common(self._reasons)),
+                got="; ".join(f"{-count:,} x {reason}" for count, reason in common[:3]),
                 expected=f"at most {rate:.1%}" if rate else "none",
                 fix="fix the data, or raise max_failure_rate; the ledger names each sample",
             )
@@ -168,7 +170,8 @@ class _Line:
 
     def place(self) -> tuple[int, int, str, str]:
         """Lines are in an order that does not depend on the number of ranks."""
-        return _first(self.epoch), _first(self.pack), self.entry.origin, self.entry.id
+        epoch, pack = (-1 if number is None else number for number in (self.epoch, self.pack))
+        return epoch, pack, self.entry.origin, self.entry.id
 
     def text(self) -> str:
         return json.dumps({"epoch": self.epoch, "pack": self.pack, **asdict(self.entry)}, ensure_ascii=False) + "\n"
@@ -219,20 +222,3 @@ def _sum(counts: tuple[int, int, int], group: ProcessGroup | None) -> tuple[int,
     dist.all_reduce(together, group=group)
     samples, failures, votes = together.tolist()
     return samples, failures, votes
-
-
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _values(found: object) -> list[object]:
-    return list(found.values()) if isinstance(found, Mapping) else []
-
-
-def _first(number: int | None) -> int:
-    return -1 if number is None else number
-
-
-def _most_common(reasons: Counter[str]) -> list[tuple[str, int]]:
-    """Equal counts in the order of the alphabet: the message must not depend on who came first."""
-    return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:3]

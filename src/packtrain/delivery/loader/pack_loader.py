@@ -23,16 +23,16 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
-from packtrain.delivery.loader.sampler import LoaderProgress, PackSampler, Span, Standing, rank_and_world
+from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, PackSampler, Span, rank_and_world
 from packtrain.delivery.loader.workers import (
-    LOST,
-    Shared,
-    dead,
-    held_back,
+    WORKER_DIED,
+    SharedBatches,
+    advice,
+    defer_worker_deaths,
+    exit_codes,
     leave_group,
-    said_by_the_loader,
     shared_memory_full,
-    what_to_do,
+    signals_blocked,
 )
 from packtrain.packing.schedule import Schedule
 
@@ -43,7 +43,7 @@ _RAISED_BY_WORKER = "Caught "  # how errors begin that a worker has raised
 
 
 class PackLoader(DataLoader):
-    """This rank's batches, an epoch at a time or the whole run; see `Standing` for where each iteration begins.
+    """This rank's batches, an epoch at a time or the whole run; see `LoaderPosition` for where each iteration begins.
 
     A batch is one pack, or `rows_per_batch` of them for a collator that makes a row of each.
     """
@@ -70,12 +70,12 @@ class PackLoader(DataLoader):
         here = rank_and_world()
         rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
         sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
-        self._standing = Standing(sampler)
+        self._position = LoaderPosition(sampler)
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: from where to read on
         super().__init__(
             source,  # type: ignore[arg-type]
             batch_sampler=sampler,
-            collate_fn=Shared(collator),
+            collate_fn=SharedBatches(collator),
             num_workers=num_workers,
             prefetch_factor=prefetch_factor,
             # Workers that stay spare the start of processes in every epoch.
@@ -117,28 +117,28 @@ class PackLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch next, from its start; the epoch of a loaded state continues from there."""
-        self._standing.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The LoaderState as plain values: after the last delivered batch."""
-        return self._standing.state() | ({} if self._stream is None else {_STREAM: self._stream})
+        return self._position.state() | ({} if self._stream is None else {_STREAM: self._stream})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""
         stream = state.get(_STREAM) if isinstance(state, Mapping) else None
-        self._standing.load(state if stream is None else {key: state[key] for key in state if key != _STREAM})
+        self._position.load(state if stream is None else {key: state[key] for key in state if key != _STREAM})
         if stream is not None:
             self.dataset.load_state_dict(stream)
         self._stream = stream
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        progress = self._standing.begin()
+        progress = self._position.begin()
         if not self.num_workers:
             return _Delivery(self, super().__iter__(), progress)
         forks = self._forks()
         if forks:
             self.dataset.warm_up()  # seconds in every worker otherwise
-        with held_back(forks=forks):
+        with signals_blocked(forks=forks):
             return _Delivery(self, super().__iter__(), progress)
 
     def _forks(self) -> bool:
@@ -156,7 +156,7 @@ class _Delivery:
         self._workers = tuple(getattr(batches, "_workers", ()))
         self.pids = frozenset(worker.pid for worker in self._workers)
         if self._workers:
-            said_by_the_loader(self)
+            defer_worker_deaths(self)
 
     def __iter__(self) -> _Delivery:
         return self
@@ -180,13 +180,13 @@ class _Delivery:
     def _next(self) -> Any:
         try:
             self.waiting = True
-            if not self._ended and (codes := dead(self._workers)):
+            if not self._ended and (codes := exit_codes(self._workers)):
                 raise RuntimeError(f"DataLoader worker (died between two batches: {by_signal(codes)})")
             return next(self._batches)
         except StopIteration:
             self._broken, self._ended = False, True
-            self._loader._standing.end(self._progress)
-            if self._loader._standing.over:
+            self._loader._position.end(self._progress)
+            if self._loader._position.over:
                 self._loader.dataset.close()
             raise
         except PacktrainError as error:
@@ -206,7 +206,7 @@ class _Delivery:
     def _is_loss(self, error: Exception) -> bool:
         """Does this error say that a worker is gone, and not that one has raised it?"""
         if isinstance(error, RuntimeError):
-            return LOST.match(str(error)) is not None
+            return WORKER_DIED.match(str(error)) is not None
         # The connection to a worker that died in the middle of handing over a batch.
         return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
 
@@ -218,7 +218,7 @@ class _Delivery:
             time.sleep(0.2)
         keys = self._progress.ahead(max(1, loader.num_workers * (loader.prefetch_factor or 1)))
         packs = ", ".join(str(key.pack) for key in keys if key.pack != EMPTY_PACK)
-        files, codes = loader.dataset.data_files(keys), dead(self._workers)
+        files, codes = loader.dataset.data_files(keys), exit_codes(self._workers)
         more = f" and {len(files) - MOST_FILES} more" if len(files) > MOST_FILES else ""
         return DataError(
             f"loader of rank {loader.batch_sampler.rank}"
@@ -226,7 +226,7 @@ class _Delivery:
             got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
             f" were being built, from {', '.join(files[:MOST_FILES])}{more}",
             expected="workers that live as long as the loader",
-            fix=what_to_do(codes),
+            fix=advice(codes),
         )
 
 
@@ -259,12 +259,12 @@ class PackStream(IterableDataset[PackedRow]):
         here = rank_and_world()
         rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
         self._source = source
-        self._standing = Standing(PackSampler(schedule, rank, world, rows_per_batch=rows_per_batch))
+        self._position = LoaderPosition(PackSampler(schedule, rank, world, rows_per_batch=rows_per_batch))
 
     @property
     def place(self) -> tuple[int, int, int, int]:
         """Rank, world, and the epoch and pack with which the next iteration begins: what a copy elsewhere needs."""
-        sampler = self._standing.sampler
+        sampler = self._position.sampler
         return sampler.rank, sampler.world, sampler.epoch, sampler.next_pack
 
     @classmethod
@@ -274,32 +274,32 @@ class PackStream(IterableDataset[PackedRow]):
         """A stream that stands where another one stood."""
         rank, world, epoch, next_pack = place
         stream = cls(source, schedule, rank=rank, world=world, rows_per_batch=rows_per_batch)
-        stream._standing.sampler.seek(epoch, next_pack)
+        stream._position.sampler.seek(epoch, next_pack)
         return stream
 
     def __len__(self) -> int:
         """Packs of the epoch for this rank, with those that fill up."""
-        return len(self._standing.sampler) * self._standing.sampler.rows_per_batch
+        return len(self._position.sampler) * self._position.sampler.rows_per_batch
 
     def set_epoch(self, epoch: int) -> None:
         """Deliver this epoch next, from its start; the epoch of a loaded state continues from there."""
-        self._standing.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The LoaderState as plain values: after the last delivered pack."""
-        return self._standing.state()
+        return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks."""
-        self._standing.load(state)
+        self._position.load(state)
 
     def __iter__(self) -> Iterator[PackedRow]:
-        progress = self._standing.begin()
+        progress = self._position.begin()
         worker = get_worker_info()
         first, every = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         number = 0
-        while (turn := progress.next) is not None:
-            *before, last = turn.keys
+        while (micro_batch := progress.next) is not None:
+            *before, last = micro_batch.keys
             mine = number % every == first
             for key in before if mine else ():  # a batch of which some were handed out begins again
                 yield self._source[key]
@@ -310,6 +310,6 @@ class PackStream(IterableDataset[PackedRow]):
             if row is not None:
                 yield row
             number += 1
-        self._standing.end(progress)
-        if self._standing.over:
+        self._position.end(progress)
+        if self._position.over:
             self._source.close()

@@ -17,7 +17,7 @@ from packtrain.packing.schedule import EMPTY, LoaderState, Schedule
 Span = Literal["epoch", "run"]
 
 
-class Turn(NamedTuple):
+class MicroBatch(NamedTuple):
     """One micro-batch of one rank, and where the schedule stands once it is done."""
 
     keys: tuple[PackKey, ...]  # one for each row of the batch
@@ -75,9 +75,9 @@ class PackSampler(Sampler[list[PackKey]]):
         return whole * self.accumulation + -(-rest // (self.world * self.rows_per_batch))
 
     def __iter__(self) -> Iterator[list[PackKey]]:
-        return (list(turn.keys) for turn in self.turns())
+        return (list(micro_batch.keys) for micro_batch in self.micro_batches())
 
-    def turns(self) -> Iterator[Turn]:
+    def micro_batches(self) -> Iterator[MicroBatch]:
         """What is left from the position on; moving the position does not change an iteration that has started."""
         epoch, next_pack = self.epoch, self.next_pack
         yield from self._epoch(epoch, next_pack)
@@ -85,7 +85,7 @@ class PackSampler(Sampler[list[PackKey]]):
             for later in range(epoch + 1, self.schedule.plan.num_epochs):
                 yield from self._epoch(later, 0)
 
-    def _epoch(self, epoch: int, next_pack: int) -> Iterator[Turn]:
+    def _epoch(self, epoch: int, next_pack: int) -> Iterator[MicroBatch]:
         size = self.schedule.packs_per_step
         first, done = divmod(next_pack, size)
         if next_pack >= self.schedule.plan.epoch(epoch).num_packs:
@@ -94,7 +94,7 @@ class PackSampler(Sampler[list[PackKey]]):
             yield from self._step(epoch, number, done)
             done = 0
 
-    def _step(self, epoch: int, number: int, done: int) -> Iterator[Turn]:
+    def _step(self, epoch: int, number: int, done: int) -> Iterator[MicroBatch]:
         rows = self.rows_per_batch
         packs = self.schedule.micro_batches(epoch, number, self.world, done, rows_per_batch=rows)
         if self.span == "epoch":
@@ -106,7 +106,7 @@ class PackSampler(Sampler[list[PackKey]]):
         for at, (batch, count) in enumerate(zip(mine, counts, strict=True)):
             trained += count
             key = PackKey(epoch=epoch, pack=EMPTY, step=number, micro_batch=before + at, last=at == len(mine) - 1)
-            yield Turn(tuple(key._replace(pack=pack) for pack in batch), epoch, trained)
+            yield MicroBatch(tuple(key._replace(pack=pack) for pack in batch), epoch, trained)
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -136,8 +136,8 @@ class LoaderProgress:
 
     def __init__(self, sampler: PackSampler) -> None:
         self.position = (sampler.epoch, sampler.next_pack)
-        self._turns = sampler.turns()
-        self.next: Turn | None = next(self._turns, None)
+        self._micro_batches = sampler.micro_batches()
+        self.next: MicroBatch | None = next(self._micro_batches, None)
 
     @property
     def complete(self) -> bool:
@@ -146,17 +146,17 @@ class LoaderProgress:
 
     def advance(self) -> None:
         """One more batch was handed out."""
-        assert self.next is not None, "one batch per turn"
+        assert self.next is not None, "a batch for each micro-batch"
         self.position = (self.next.epoch, self.next.next_pack)
-        self.next = next(self._turns, None)
+        self.next = next(self._micro_batches, None)
 
     def ahead(self, number: int) -> list[PackKey]:
-        """The keys of the next batches; only for messages, since it uses the turns up."""
-        turns = (self.next, *islice(self._turns, number - 1))
-        return [key for turn in turns if turn is not None for key in turn.keys]
+        """The keys of the next batches; only for messages, since they are used up by it."""
+        micro_batches = (self.next, *islice(self._micro_batches, number - 1))
+        return [key for micro_batch in micro_batches if micro_batch is not None for key in micro_batch.keys]
 
 
-class Standing:
+class LoaderPosition:
     """Where iterations begin, and how far the newest has come.
 
     At first that is the beginning, after `load` the place that was saved, and once an iteration has handed out
@@ -167,7 +167,7 @@ class Standing:
     def __init__(self, sampler: PackSampler) -> None:
         self.sampler = sampler
         self._start = sampler.schedule.start()
-        self._newest: LoaderProgress | None = None
+        self._latest: LoaderProgress | None = None
         self.over = False  # has the last epoch been delivered?
 
     def set_epoch(self, epoch: int) -> None:
@@ -175,46 +175,46 @@ class Standing:
         epochs = self.sampler.schedule.plan.num_epochs
         if not 0 <= epoch < epochs:
             raise _no_such_epoch(epoch, epochs)
-        if self._newest is not None and self._newest.complete:
-            self.end(self._newest)
+        if self._latest is not None and self._latest.complete:
+            self.end(self._latest)
         if self.over and self.sampler.span == "epoch":
             self.sampler.seek(epoch, 0)  # it was delivered to its end: once more
         if epoch != self.sampler.epoch:
-            self._newest = None
+            self._latest = None
         self.over = False
         self.sampler.set_epoch(epoch)
 
     def state(self) -> dict[str, Any]:
         """The LoaderState as plain values: after the last delivered batch."""
         here = (self.sampler.epoch, self.sampler.next_pack)
-        epoch, next_pack = self._newest.position if self._newest is not None else here
+        epoch, next_pack = self._latest.position if self._latest is not None else here
         return asdict(replace(self._start, epoch=epoch, next_pack=next_pack))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""
         found = LoaderState.from_plain(state)
         self.sampler.schedule.check(found)
-        self._newest, self.over = None, False
+        self._latest, self.over = None, False
         self.sampler.seek(found.epoch, found.next_pack)
 
     def begin(self) -> LoaderProgress:
         """A new iteration; where the last one handed out everything without being asked for its end, it has ended."""
-        if self._newest is not None and self._newest.complete:
-            self.end(self._newest)
+        if self._latest is not None and self._latest.complete:
+            self.end(self._latest)
         epochs = self.sampler.schedule.plan.num_epochs
         if self.over and epochs == 1 and self.sampler.span == "epoch":
             self.set_epoch(0)
         if self.over:
             raise _no_such_epoch(epochs, epochs)
-        self._newest = LoaderProgress(self.sampler)
-        return self._newest
+        self._latest = LoaderProgress(self.sampler)
+        return self._latest
 
     def end(self, ended: LoaderProgress) -> None:
         """An iteration came to its end: the next one is the next epoch."""
-        if ended is not self._newest:
+        if ended is not self._latest:
             return
         epoch, next_pack = ended.position
-        self._newest = None
+        self._latest = None
         self.over = epoch + 1 == self.sampler.schedule.plan.num_epochs
         self.sampler.seek(*((epoch, next_pack) if self.over else (epoch + 1, 0)))
 

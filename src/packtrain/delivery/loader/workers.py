@@ -27,24 +27,24 @@ from torch.utils.data import get_worker_info
 
 from packtrain.core.errors import MemoryLimitError
 
-LOST = re.compile(r"DataLoader worker \(|DataLoader timed out")  # how torch says it
+WORKER_DIED = re.compile(r"DataLoader worker \(|DataLoader timed out")  # how torch says it
 _PIDS = re.compile(r"\d+")
 _SHM = "/dev/shm"
 _FULL = re.compile(r"(allocate|map) shared memory|unable to (write to|open|resize) (shared|file </torch_)")
 
 
-class Waits(Protocol):
+class Waiting(Protocol):
     """An iteration over the batches of a loader."""
 
     waiting: bool  # is it inside `next`, so that it can say what has happened?
     pids: frozenset[int]  # of its workers
 
 
-_watched: weakref.WeakSet[Waits] = weakref.WeakSet()
+_watched: weakref.WeakSet[Waiting] = weakref.WeakSet()
 _installed: list[Any] = []
 
 
-def said_by_the_loader(waits: Waits) -> None:
+def defer_worker_deaths(waits: Waiting) -> None:
     """Keep torch from raising the death of these workers in the middle of whatever the caller does meanwhile.
 
     Its handler of SIGCHLD still runs. The loader looks at its workers before every batch, so nothing is lost by that.
@@ -60,14 +60,14 @@ def said_by_the_loader(waits: Waits) -> None:
         try:
             current(number, frame)
         except RuntimeError as error:
-            if not LOST.match(str(error)) or not _held_back(str(error)):
+            if not WORKER_DIED.match(str(error)) or not _is_deferred(str(error)):
                 raise
 
     _installed[:] = [handler]
     signal.signal(signal.SIGCHLD, handler)
 
 
-def _held_back(message: str) -> bool:
+def _is_deferred(message: str) -> bool:
     """Does this concern workers of a loader that is not being asked for a batch just now?"""
     pids = set(map(int, _PIDS.findall(message)))
     concerned = [waits for waits in _watched if waits.pids & pids]
@@ -89,12 +89,12 @@ def shared_memory_full(error: Exception) -> MemoryLimitError | None:
     )
 
 
-def dead(workers: Iterable[Any]) -> list[int]:
+def exit_codes(workers: Iterable[Any]) -> list[int]:
     """The exit codes of workers that have ended."""
     return [worker.exitcode for worker in workers if worker.exitcode is not None]
 
 
-def what_to_do(codes: Sequence[int]) -> str:
+def advice(codes: Sequence[int]) -> str:
     """The way out, by what the workers died of."""
     crashes = [code for code in codes if code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE)]
     if crashes:
@@ -108,7 +108,7 @@ _TO_GROUPS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, sign
 
 
 @contextmanager
-def held_back(*, forks: bool) -> Iterator[None]:
+def signals_blocked(*, forks: bool) -> Iterator[None]:
     """Blocks them in processes that begin meanwhile; for this one they come when it is over."""
     if not forks:  # other processes need it, and starting it undoes what is blocked
         resource_tracker.ensure_running()
@@ -127,7 +127,7 @@ def leave_group(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_GROUPS)
 
 
-def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def empty_batch_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory for a tensor; of a worker, memory that it shares, so that handing it over does not copy it again."""
     size = math.prod(shape) * dtype.itemsize
     if get_worker_info() is None or not size:
@@ -148,7 +148,7 @@ def _storage(size: int) -> torch.UntypedStorage:
         os.close(descriptor)  # the storage has its own
 
 
-class Shared:
+class SharedBatches:
     """A collator whose batches are, in a worker, all in such memory."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
@@ -159,5 +159,5 @@ class Shared:
         if get_worker_info() is not None and isinstance(batch, dict):
             for name, value in batch.items():
                 if isinstance(value, Tensor) and value.device.type == "cpu" and not value.is_shared():
-                    batch[name] = room(value.shape, value.dtype).copy_(value)
+                    batch[name] = empty_batch_tensor(value.shape, value.dtype).copy_(value)
         return batch

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -295,6 +296,13 @@ class PackedTraining:
         return output._replace(num_samples=found.samples)
 
 
+def _saved(state: TrainerState) -> dict[str, Any]:
+    """What checkpoints keep in trainer_state.json, by name."""
+    if state.stateful_callbacks is None:
+        state.stateful_callbacks = {}
+    return state.stateful_callbacks
+
+
 class PlanProgress(TrainerCallback):
     """Says in which epoch of the plan a run is, keeps its position in checkpoints, and refuses those of other runs."""
 
@@ -302,13 +310,8 @@ class PlanProgress(TrainerCallback):
         self._schedule, self._dataset = schedule, dataset
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: where the last batch ended
         self.begun = 0  # the step that this call of `train` started from
-        ends = [schedule.num_steps(epoch) for epoch in range(schedule.plan.num_epochs)]
-        self._ends = [sum(ends[: epoch + 1]) for epoch in range(len(ends))]
-
-    @property
-    def epoch_ends(self) -> tuple[int, ...]:
-        """The last step of each epoch of the plan."""
-        return tuple(self._ends)
+        steps = map(schedule.num_steps, range(schedule.plan.num_epochs))
+        self.epoch_ends = tuple(accumulate(steps))  # the last step of each epoch of the plan
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -316,7 +319,7 @@ class PlanProgress(TrainerCallback):
         """A checkpoint continues with its own schedule, where it stopped."""
         self.begun = state.global_step
         if state.global_step:
-            saved = (state.stateful_callbacks or {}).get(_SAVED)
+            saved = _saved(state).get(_SAVED)
             if saved is None:
                 raise ArtifactError(
                     "checkpoint",
@@ -329,7 +332,7 @@ class PlanProgress(TrainerCallback):
             here = self._schedule.state_after(state.global_step)
             if found != here:
                 raise ArtifactError("checkpoint", got=str(asdict(found)), expected=f"{asdict(here)} at its step")
-            stream = (state.stateful_callbacks or {}).get(_STREAM)
+            stream = _saved(state).get(_STREAM)
             if stream is not None and self._dataset is not None:  # else it is read from its beginning
                 self._dataset.source.load_state_dict(stream)
                 self._stream = stream
@@ -344,13 +347,12 @@ class PlanProgress(TrainerCallback):
     ) -> TrainerControl:
         """Where the run stands; what is to happen at the end of an epoch happens at the end of the plan's epochs."""
         step = state.global_step
-        if state.stateful_callbacks is None:
-            state.stateful_callbacks = {}
-        state.stateful_callbacks[_SAVED] = asdict(self._schedule.state_after(step))
+        saved = _saved(state)
+        saved[_SAVED] = asdict(self._schedule.state_after(step))
         if self._stream is not None:
-            state.stateful_callbacks[_STREAM] = dict(self._stream)
+            saved[_STREAM] = dict(self._stream)
         state.epoch = self._epoch(step)
-        if step in self._ends[:-1]:  # Trainer sees the end of the last one itself
+        if step in self.epoch_ends[:-1]:  # Trainer sees the end of the last one itself
             control.should_log |= args.logging_strategy == "epoch"
             control.should_save |= args.save_strategy == "epoch"
             control.should_evaluate |= args.eval_strategy == "epoch" and args.eval_delay <= state.epoch
@@ -358,12 +360,9 @@ class PlanProgress(TrainerCallback):
 
     def _epoch(self, step: int) -> float:
         """Epochs of the plan that have been trained."""
-        before = 0
-        for epoch, end in enumerate(self._ends):
-            if step <= end and end > before:
-                return epoch + (step - before) / (end - before)
-            before = end
-        return float(len(self._ends))
+        spans = enumerate(zip([0, *self.epoch_ends], self.epoch_ends, strict=False))
+        parts = (epoch + (step - start) / (end - start) for epoch, (start, end) in spans if step <= end and end > start)
+        return next(parts, float(len(self.epoch_ends)))
 
 
 class JointDecision(TrainerCallback):
@@ -383,15 +382,13 @@ class JointDecision(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Go on with what was counted before a checkpoint."""
-        saved = (state.stateful_callbacks or {}).get(_FAILURES)
+        saved = _saved(state).get(_FAILURES)
         if state.global_step and saved is not None:
             self._failures.load_state_dict(saved)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.votes = self._failures.decide(vote=self.vote(), whole=state.global_step in self._epoch_ends).votes
-        if state.stateful_callbacks is None:
-            state.stateful_callbacks = {}
-        state.stateful_callbacks[_FAILURES] = self._failures.state_dict()
+        _saved(state)[_FAILURES] = self._failures.state_dict()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Runs that end before their first epoch does; one that was asked to stop continues later."""

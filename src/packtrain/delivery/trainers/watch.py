@@ -1,7 +1,8 @@
 """Ranks that watch each other: when one dies, fails or hangs, all others end soon and say which one it was.
 
 A collective waits for every rank, so one that is missing would make all others wait for a long time, and then name
-nobody. Every rank writes signs of life into a store; the first rank judges them all, the others judge the first rank.
+nobody. Every rank writes heartbeats into a store. The watchdog of the first rank checks all of them,
+those of the others check the first rank.
 """
 
 from __future__ import annotations
@@ -27,15 +28,119 @@ from packtrain.core.public import visible
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
 
-
-_JUDGE = 0  # the rank that looks at all others
-_ROUNDS = 20  # signs within a deadline
+State = Literal["runs", "failed", "done", "ended"]
+NOT_STARTED = -1  # the step of a rank that has not had its first batch
+_BEFORE_ALL = (NOT_STARTED, 0)
+_WATCHDOG_RANK = 0  # the rank that checks all others
+_ROUNDS = 20  # heartbeats within a deadline
 _LONGEST_INTERVAL = 5.0
 _RESERVE = 8  # intervals between noticing something and the last rank's end
 _SOONEST = 0.25  # seconds between heartbeats of steps; longer steps are sent one by one
 _ACKNOWLEDGED_WITHIN = 4  # intervals
 _HURRIED = 2  # intervals without a heartbeat after which a rank is gone, once this one was told to end
 _BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connection reset", "broken pipe")
+
+
+# ---- heartbeats, and what follows from them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """What one rank last reported."""
+
+    number: int  # grows with every heartbeat, so that nobody's clock is compared with another's
+    host: str
+    step: int = NOT_STARTED
+    part: int = 0  # of the step
+    at: str = ""  # the line of code its main thread was at
+    state: State = "runs"
+    message: str = ""  # why it failed or ended
+    collateral: bool = False  # it failed in a way that another rank's end explains
+    verdict: str = ""  # of the first rank's watchdog
+    acknowledged: bool = False  # it knows the verdict
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.step, self.part
+
+    def to_bytes(self) -> bytes:
+        """As it is stored."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, found: bytes) -> Heartbeat:
+        """What `to_bytes` wrote."""
+        return cls(**json.loads(found))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """How long a rank may be in each state before the others give up, in seconds."""
+
+    silent: float  # without a heartbeat
+    behind: float  # at a step that others have left
+    start: float  # until the first heartbeat, and until the first step once others have started
+
+
+class Watchdog:
+    """Checks heartbeats repeatedly and says, once it is sure, what is wrong. Its clock is its caller's."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self._since: dict[tuple[int, str], tuple[object, float]] = {}
+
+    def check(self, now: float, beats: Mapping[int, Heartbeat | None]) -> str:
+        """A message that names the rank, its host and its last step; empty while nothing is wrong.
+
+        A rank whose collective broke has failed, too, but names the wrong one: it is believed only if no rank turns
+        out to be gone.
+        """
+        running = [beat.place for beat in beats.values() if beat is not None and beat.state == "runs"]
+        furthest = max(running, default=_BEFORE_ALL)
+        problems: list[tuple[int, int, str]] = []  # what comes first is to blame
+        for rank, beat in beats.items():
+            if beat is None:
+                if self._lasts(now, rank, "missing", True) > self.timeouts.start:
+                    problems.append((1, rank, f"rank {rank} has not started within {self.timeouts.start:.0f} s"))
+            elif beat.state == "ended":
+                return beat.message  # the verdict of another rank
+            elif beat.state == "failed":
+                waited = self._lasts(now, rank, "failed", True)
+                if not beat.collateral or waited > self.timeouts.silent:
+                    problems.append((3 if beat.collateral else 0, rank, f"{_name(rank, beat)} failed: {beat.message}"))
+            elif beat.state == "runs":
+                problems += self._check_running(now, rank, beat, furthest)
+        return min(problems)[2] if problems else ""
+
+    def _check_running(
+        self, now: float, rank: int, beat: Heartbeat, furthest: tuple[int, int]
+    ) -> list[tuple[int, int, str]]:
+        silent = self._lasts(now, rank, "silent", beat.number)
+        if silent > self.timeouts.silent:
+            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {silent:.1f} s")]
+        behind = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
+        limit = self.timeouts.start if beat.step == NOT_STARTED else self.timeouts.behind
+        # One that has just fallen silent is rather gone than late; that shows soon.
+        if beat.place >= furthest or behind <= limit or silent > self.timeouts.silent / 4:
+            return []
+        others = f"while others are at step {furthest[0]}"
+        at = f"; it is at {beat.at}" if beat.at else ""
+        return [(2, rank, f"{_name(rank, beat)} has made no progress for {behind:.1f} s {others}{at}")]
+
+    def _lasts(self, now: float, rank: int, what: str, value: object) -> float:
+        """For how long this value has not changed."""
+        known = self._since.get((rank, what))
+        if known is None or known[0] != value:
+            self._since[rank, what] = known = (value, now)
+        return now - known[1]
+
+
+def _name(rank: int, beat: Heartbeat) -> str:
+    step = f"last step {beat.step}" if beat.step != NOT_STARTED else "before its first step"
+    return f"rank {rank} on {beat.host} ({step})"
+
+
+# ---- one rank
 
 
 def end_process(message: str, *, code: int = 1) -> None:
@@ -81,15 +186,15 @@ class RankWatch:
         self._store, self._rank, self._world, self._action = store, rank, world, action
         self._interval = min(deadline / _ROUNDS, _LONGEST_INTERVAL)
         reserve = _RESERVE * self._interval
-        self._patience = Patience(silence=deadline - reserve, behind=slowest - reserve, start=start_deadline)
-        self._mine = Sign(number=0, host=host or socket.gethostname())
-        self._told = 0.0  # when the last sign was given
-        self._watched = range(world) if rank == _JUDGE else (_JUDGE,)
-        self._seen: dict[int, Sign | None] = dict.fromkeys(self._watched)
+        self._timeouts = Timeouts(silent=deadline - reserve, behind=slowest - reserve, start=start_deadline)
+        self._own = Heartbeat(number=0, host=host or socket.gethostname())
+        self._sent_at = 0.0  # when the last heartbeat was sent
+        self._watched = range(world) if rank == _WATCHDOG_RANK else (_WATCHDOG_RANK,)
+        self._heartbeats: dict[int, Heartbeat | None] = dict.fromkeys(self._watched)
         self._rounds = 0  # in which the store answered
         self._lock = threading.Lock()
-        self._wake = threading.Event()  # say something now
-        self._heard = threading.Condition()  # a round has ended, or a verdict is there
+        self._wake = threading.Event()  # send now
+        self._round_ended = threading.Condition()  # a round has ended, or a verdict is there
         self._stopped = threading.Event()
         self._verdict = ""
         self._threads: list[threading.Thread] = []
@@ -99,51 +204,51 @@ class RankWatch:
         """A watch over the ranks of a process group, with a store of its own on the first rank. All ranks call it."""
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == _JUDGE else None
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == _WATCHDOG_RANK else None
         places: list[tuple[str, int] | None] = [None for _ in range(world)]
         dist.all_gather_object(places, (host, store.port) if store is not None else None, group=group)
         if store is None:
-            place = places[_JUDGE]
-            assert place is not None, "the first rank has just told it"
+            place = places[_WATCHDOG_RANK]
+            assert place is not None, "the first rank has just sent it"
             store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
         return cls(store, rank, world, **settings)  # type: ignore[arg-type]
 
-    # ---- what a rank says
+    # ---- what a rank reports
 
     def beat(self, step: int, part: int = 0) -> None:
-        """This rank got on. Costs nothing: another thread tells it."""
-        self._say(step=step, part=part)
+        """This rank has made progress. Costs nothing: another thread sends it."""
+        self._update(step=step, part=part)
 
     def fail(self, error: BaseException) -> str:
         """This rank fails; returns the verdict if another rank is to blame, else an empty string.
 
-        An error that another rank's end would explain waits for the verdict; any other returns as soon as it is told.
+        An error that another rank's end would explain waits for the verdict; any other returns once it is sent.
         """
         first = in_one_line(error)[:500]
-        of_others = _of_others(error)
-        self._say(state="failed", message=first, of_others=of_others, at=_where(error))
+        collateral = _is_collateral(error)
+        self._update(state="failed", message=first, collateral=collateral, at=_where(error))
         self._wait_for_round()
-        if of_others or self._rank == _JUDGE:  # the first rank keeps the store until the others know
-            self._wait(lambda: bool(self._verdict), self._patience.silence + _RESERVE * self._interval)
+        if collateral or self._rank == _WATCHDOG_RANK:  # the first rank keeps the store until the others know
+            self._wait(lambda: bool(self._verdict), self._timeouts.silent + _RESERVE * self._interval)
         self._stop()
         return "" if self._verdict.startswith(f"rank {self._rank} ") else self._verdict
 
     def hurry(self) -> None:
         """This process was told to end. If that is because a rank is gone, its launcher will not wait for long."""
-        self._patience = replace(self._patience, silence=min(self._patience.silence, _HURRIED * self._interval))
+        self._timeouts = replace(self._timeouts, silent=min(self._timeouts.silent, _HURRIED * self._interval))
 
     def close(self) -> None:
-        """This rank is done. The first one stays until all are: it judges, and the store may be its."""
-        self._say(state="done")
+        """This rank is done. The first one stays until all are: its watchdog checks them, and it may hold the store."""
+        self._update(state="done")
         self._wait_for_round()
-        if self._rank == _JUDGE:
-            self._wait(lambda: not any(sign is None or sign.state == "runs" for sign in self._seen.values()))
+        if self._rank == _WATCHDOG_RANK:
+            self._wait(lambda: all(beat is not None and beat.state != "runs" for beat in self._heartbeats.values()))
         self._stop()
 
     def start(self) -> RankWatch:
-        """Begin to give signs, and to look at those of others."""
+        """Start sending heartbeats and checking those of others."""
         if self._world > 1 and not self._threads:
-            for target in (self._signal, self._guard):
+            for target in (self._exchange, self._monitor):
                 self._threads.append(threading.Thread(target=target, name=f"rank watch {target.__name__}", daemon=True))
                 self._threads[-1].start()
         return self
@@ -161,42 +266,42 @@ class RankWatch:
 
     # ---- the two threads: one may hang in the store, the other notices
 
-    def _signal(self) -> None:
-        """Write this rank's sign and read those of others, for ever."""
+    def _exchange(self) -> None:
+        """Write this rank's heartbeat and read those of others, until stopped."""
         store = dist.PrefixStore("rank-watch", self._store)
         known: set[int] = set()
         while not self._stopped.is_set():
             self._wake.clear()
             try:
-                store.set(str(self._rank), self._sign().to_bytes())
+                store.set(str(self._rank), self._next_heartbeat().to_bytes())
                 known |= {rank for rank in self._watched if rank not in known and store.check([str(rank)])}
                 found = dict.fromkeys(self._watched) | _read(store, sorted(known))
-            except RuntimeError:  # the store is gone, or does not answer; the guard decides what that means
+            except RuntimeError:  # the store is gone, or does not answer; the monitor decides what that means
                 self._wake.wait(self._interval)
                 continue
-            with self._heard:
-                self._seen, self._rounds = found, self._rounds + 1
-                self._heard.notify_all()
+            with self._round_ended:
+                self._heartbeats, self._rounds = found, self._rounds + 1
+                self._round_ended.notify_all()
             self._wake.wait(self._interval)
 
-    def _guard(self) -> None:
-        """Judge what was read, until there is a verdict."""
-        judge, now, last, rounds = SignJudge(self._patience), 0.0, 0.0, 0
+    def _monitor(self) -> None:
+        """Check what was read, until there is a verdict."""
+        watchdog, now, last, rounds = Watchdog(self._timeouts), 0.0, 0.0, 0
         before = time.monotonic()
         while not self._stopped.is_set():
-            with self._heard:
-                self._heard.wait_for(partial(self._news_since, rounds), self._interval)
+            with self._round_ended:
+                self._round_ended.wait_for(partial(self._news_since, rounds), self._interval)
             # Time in which this process itself was stopped says nothing about others.
-            now += min(time.monotonic() - before, self._patience.silence / 2)
+            now += min(time.monotonic() - before, self._timeouts.silent / 2)
             before = time.monotonic()
             verdict = ""
-            with self._heard:
+            with self._round_ended:
                 if self._rounds != rounds:
                     rounds, last = self._rounds, now
-                    first = self._seen[_JUDGE]
-                    judge.patience = self._patience
-                    verdict = (first.verdict if first is not None else "") or judge.look(now, self._seen)
-            if not verdict and now - last > self._patience.silence:
+                    first = self._heartbeats[_WATCHDOG_RANK]
+                    watchdog.timeouts = self._timeouts
+                    verdict = (first.verdict if first is not None else "") or watchdog.check(now, self._heartbeats)
+            if not verdict and now - last > self._timeouts.silent:
                 verdict = self._lost()
             if verdict and not self._stopped.is_set():
                 self._end(verdict)
@@ -207,55 +312,55 @@ class RankWatch:
 
     def _end(self, verdict: str) -> None:
         """Tell the others, then end this process, unless its own error is doing so."""
-        failed = self._mine.state == "failed"
-        if self._rank == _JUDGE:
-            self._say(verdict=verdict)
+        failed = self._own.state == "failed"
+        if self._rank == _WATCHDOG_RANK:
+            self._update(verdict=verdict)
             # The store may end with this process.
             self._wait(partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
-        self._say(heard=True, **({} if failed else {"state": "ended", "message": verdict}))
+        self._update(acknowledged=True, **({} if failed else {"state": "ended", "message": verdict}))
         self._wait_for_round(self._interval)
-        with self._heard:
+        with self._round_ended:
             self._verdict = verdict
-            self._heard.notify_all()
+            self._round_ended.notify_all()
         if not failed:
             self._stopped.set()
-            step = f"at step {self._mine.step}" if self._mine.step >= 0 else "before its first step"
-            self._action(f"{verdict}\n  rank {self._rank} on {self._mine.host} ends {step}, or it would wait for ever")
+            step = f"at step {self._own.step}" if self._own.step >= 0 else "before its first step"
+            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, or it would wait for ever")
 
     def _all_know(self, verdict: str) -> bool:
-        """Has every rank heard the verdict that still needs to? One that is gone does not."""
-        gone = {rank for rank in self._seen if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict}
-        others = [s for rank, s in self._seen.items() if rank not in {self._rank, *gone} and s is not None]
-        return all(s.heard or s.state == "done" or (s.state == "failed" and not s.of_others) for s in others)
+        """Has every rank acknowledged the verdict that still needs to? One that is gone does not."""
+        gone = {rank for rank in self._heartbeats if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict}
+        others = [s for rank, s in self._heartbeats.items() if rank not in {self._rank, *gone} and s is not None]
+        return all(s.acknowledged or s.state == "done" or (s.state == "failed" and not s.collateral) for s in others)
 
     def _lost(self) -> str:
-        first = self._seen[_JUDGE]
-        if self._rank == _JUDGE or first is None:
-            return f"the watchdog store does not answer; rank {_JUDGE} may be gone"
+        first = self._heartbeats[_WATCHDOG_RANK]
+        if self._rank == _WATCHDOG_RANK or first is None:
+            return f"the watchdog store does not answer; rank {_WATCHDOG_RANK} may be gone"
         step = f"last step {first.step}" if first.step >= 0 else "before its first step"
-        return f"rank {_JUDGE} on {first.host} ({step}) is gone, or its watchdog store"
+        return f"rank {_WATCHDOG_RANK} on {first.host} ({step}) is gone, or its watchdog store"
 
     # ---- small parts
 
-    def _say(self, **news: object) -> None:
-        """Change this rank's sign and tell it; steps that are short are not told one by one."""
+    def _update(self, **news: object) -> None:
+        """Change this rank's heartbeat and send it; short steps are not sent one by one."""
         with self._lock:
-            self._mine = replace(self._mine, **news)  # type: ignore[arg-type]
-        if "step" not in news or time.monotonic() - self._told > _SOONEST:
+            self._own = replace(self._own, **news)  # type: ignore[arg-type]
+        if "step" not in news or time.monotonic() - self._sent_at > _SOONEST:
             self._wake.set()
 
-    def _sign(self) -> Sign:
+    def _next_heartbeat(self) -> Heartbeat:
         with self._lock:
-            at = self._mine.at if self._mine.state == "failed" else _where_is_main()
-            self._mine = replace(self._mine, number=self._mine.number + 1, at=at)
-            self._told = time.monotonic()
-            return self._mine
+            at = self._own.at if self._own.state == "failed" else _where_is_main()
+            self._own = replace(self._own, number=self._own.number + 1, at=at)
+            self._sent_at = time.monotonic()
+            return self._own
 
     def _wait_for_round(self, limit: float | None = None) -> None:
-        """Until what was said is in the store: the round under way may have begun before it was said."""
+        """Until the last update is in the store: the round under way may have begun before it."""
         goal = self._rounds + 2
         self._wake.set()
-        end = time.monotonic() + (self._patience.silence if limit is None else limit)
+        end = time.monotonic() + (self._timeouts.silent if limit is None else limit)
         while self._threads and not self._verdict and self._rounds < goal and time.monotonic() < end:
             self._wake.set()
             self._wait(lambda: self._rounds >= goal, self._interval / 4)
@@ -263,23 +368,23 @@ class RankWatch:
     def _wait(self, ready: Callable[[], bool], limit: float | None = None) -> None:
         if not self._threads:
             return
-        with self._heard:
-            self._heard.wait_for(lambda: ready() or bool(self._verdict), limit)
+        with self._round_ended:
+            self._round_ended.wait_for(lambda: ready() or bool(self._verdict), limit)
 
     def _stop(self) -> None:
         self._stopped.set()
         self._wake.set()
-        with self._heard:
-            self._heard.notify_all()
+        with self._round_ended:
+            self._round_ended.notify_all()
 
 
-def _read(store: Store, ranks: list[int]) -> dict[int, Sign | None]:
+def _read(store: Store, ranks: list[int]) -> dict[int, Heartbeat | None]:
     keys = [str(rank) for rank in ranks]
     values = store.multi_get(keys) if keys and store.has_extended_api() else [store.get(key) for key in keys]
-    return {rank: Sign.from_bytes(value) for rank, value in zip(ranks, values, strict=True)}
+    return {rank: Heartbeat.from_bytes(value) for rank, value in zip(ranks, values, strict=True)}
 
 
-def _of_others(error: BaseException) -> bool:
+def _is_collateral(error: BaseException) -> bool:
     """Could the end of another rank be the reason?"""
     text = str(error).lower()
     is_broken = isinstance(error, RuntimeError | OSError) and any(word in text for word in _BROKEN)
@@ -302,102 +407,3 @@ def _where(error: BaseException) -> str:
 
 def _short(path: str) -> str:
     return "/".join(path.split(os.sep)[-2:])
-
-
-State = Literal["runs", "failed", "done", "ended"]
-NOT_BEGUN = -1  # the step of a rank that has not had its first batch
-_NOWHERE = (NOT_BEGUN, 0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
-    """The last heartbeat of one rank."""
-
-    number: int  # grows with every sign, so that nobody's clock is compared with another's
-    host: str
-    step: int = NOT_BEGUN
-    part: int = 0  # of the step
-    at: str = ""  # the line of code its main thread was at
-    state: State = "runs"
-    message: str = ""  # why it failed or ended
-    of_others: bool = False  # it failed in a way that another rank's end explains
-    verdict: str = ""  # of the rank that judges
-    heard: bool = False  # it knows the verdict
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self.step, self.part
-
-    def to_bytes(self) -> bytes:
-        """As it is stored."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, found: bytes) -> Sign:
-        """What `to_bytes` wrote."""
-        return cls(**json.loads(found))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
-    """How long a rank may be in each state before the others give up, in seconds."""
-
-    silence: float  # without a sign
-    behind: float  # at a step that others have left
-    start: float  # until the first sign, and until the first step once others have started
-
-
-class SignJudge:
-    """Looks at signs again and again and says, once it is sure, what is wrong. Knows time only from its caller."""
-
-    def __init__(self, patience: Patience) -> None:
-        self.patience = patience
-        self._since: dict[tuple[int, str], tuple[object, float]] = {}
-
-    def look(self, now: float, signs: Mapping[int, Sign | None]) -> str:
-        """A message that names the rank, its host and its last step; empty while there is hope.
-
-        A rank whose collective broke has failed, too, but names the wrong one: it is believed only if no rank turns
-        out to be gone.
-        """
-        running = {rank: sign for rank, sign in signs.items() if sign is not None and sign.state == "runs"}
-        most = max((sign.place for sign in running.values()), default=_NOWHERE)
-        found: list[tuple[int, int, str]] = []
-        for rank, sign in signs.items():
-            if sign is None:
-                if self._lasts(now, rank, "missing", True) > self.patience.start:
-                    found.append((1, rank, f"rank {rank} has not started within {self.patience.start:.0f} s"))
-            elif sign.state == "ended":
-                return sign.message  # another rank has judged
-            elif sign.state == "failed":
-                waited = self._lasts(now, rank, "failed", True)
-                if not sign.of_others or waited > self.patience.silence:
-                    found.append((0 if not sign.of_others else 3, rank, f"{_name(rank, sign)} failed: {sign.message}"))
-            elif sign.state == "runs":
-                found += self._judge_running(now, rank, sign, most)
-        return min(found)[2] if found else ""
-
-    def _judge_running(self, now: float, rank: int, sign: Sign, most: tuple[int, int]) -> list[tuple[int, int, str]]:
-        silent = self._lasts(now, rank, "silent", sign.number)
-        if silent > self.patience.silence:
-            return [(1, rank, f"{_name(rank, sign)} is gone: no heartbeat for {silent:.1f} s")]
-        behind = self._lasts(now, rank, "behind", (sign.place, sign.place < most))
-        limit = self.patience.start if sign.step == NOT_BEGUN else self.patience.behind
-        # One that has just fallen silent is rather gone than late; that shows soon.
-        if sign.place >= most or behind <= limit or silent > self.patience.silence / 4:
-            return []
-        others = f"while others are at step {most[0]}"
-        at = f"; it is at {sign.at}" if sign.at else ""
-        return [(2, rank, f"{_name(rank, sign)} has made no progress for {behind:.1f} s {others}{at}")]
-
-    def _lasts(self, now: float, rank: int, what: str, value: object) -> float:
-        """For how long this has been seen to be so."""
-        known = self._since.get((rank, what))
-        if known is None or known[0] != value:
-            self._since[rank, what] = known = (value, now)
-        return now - known[1]
-
-
-def _name(rank: int, sign: Sign) -> str:
-    step = f"last step {sign.step}" if sign.step != NOT_BEGUN else "before its first step"
-    return f"rank {rank} on {sign.host} ({step})"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from packtrain.families.family import BatchContract, Family
+from packtrain.families.family import BatchContract, Family, TextOnly
 from packtrain.families.gemma3 import model
 from packtrain.families.gemma3.rule import Gemma3
 from packtrain.families.shape import square_image
-from packtrain.families.text.rule import TextOnly
 
 _NO_FLASH = "it cannot express the bidirectional attention inside images"
 

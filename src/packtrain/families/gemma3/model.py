@@ -5,12 +5,10 @@ The tiny Gemma 3 sees 224 x 224 instead of 896 x 896 pixels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from packtrain.families.shape import (
     SO400M,
     Composition,
+    Config,
     Decoder,
     Projector,
     Values,
@@ -41,13 +39,13 @@ _GEMMA_2B = {
 _TWO_WAY = VisionTraits(two_way_images=True)
 
 
-def _pooled(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def _pooled(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     tokens = Values(config, {"mm_tokens_per_image": 256}, "config.json").size("mm_tokens_per_image")
     matrices = ((encoder.shape.hidden, width, False),)
     return Projector(matrices=matrices, others=encoder.shape.hidden), max(1, encoder.grid // tokens)
 
 
-def _one_layer(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def _one_layer(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     outputs = Values(config, {"projection_dim": 2048}, "config.json").size("projection_dim")
     return Projector(matrices=((encoder.shape.hidden, outputs, True),)), 1
 
@@ -68,6 +66,7 @@ GEMMA3_TEXT = Decoder(
     ),
     head_norms=True,
     norms=4,
+    fp32_scales=True,
     windows="period",
     window_period=6,
 )

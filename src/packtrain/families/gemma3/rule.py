@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import overlay, require_image, require_known, resized, size_dict, vision_patch
+from packtrain.families.shape import Config
 
-IMAGE_DEFAULTS: Mapping[str, Any] = {"size": {"height": 224, "width": 224}}
+IMAGE_DEFAULTS: Config = {"size": {"height": 224, "width": 224}}
 # The processor passes these at every call, so the image processor's own pan-and-scan settings never take effect.
-CALL_DEFAULTS: Mapping[str, Any] = {
+CALL_DEFAULTS: Config = {
     "do_pan_and_scan": False,
     "pan_and_scan_min_crop_size": 256,
     "pan_and_scan_max_num_crops": 4,
@@ -24,13 +25,13 @@ PUBLISHED_PATCH = 14
 CONFIG_PATCH = 16
 
 
-class Gemma3:
+class Gemma3(Rule):
     """Pan-and-scan is asked for by `images_kwargs` in the processor's settings, or its names directly in them."""
 
     name: ClassVar[str] = "gemma3"
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ())
+        super().__init__(settings, limits)
         require_known(settings, frozenset({"Gemma3ImageProcessor"}))
         image = overlay(IMAGE_DEFAULTS, settings.image)
         asked = {**settings.processor, **(settings.processor.get("images_kwargs") or {})}
@@ -58,11 +59,7 @@ class Gemma3:
         per_view = (self._view[0] // self._patch) * (self._view[1] // self._patch)
         return Expansion(pieces=tuple(pieces), patches=(1 + crops) * per_view, max_patches=per_view, tiles=1 + crops)
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
-
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """Pan-and-scan, where it is asked for."""
         return {"images_kwargs": dict(self._asked)} if self._asked else {}
 

@@ -5,7 +5,6 @@ The encoder is a SigLIP without pooling; squares of patches are joined by one ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from packtrain.families.shape import (
     ENCODER_WHERE,
     Composition,
+    Config,
     Values,
     VisionEncoder,
     decoder,
@@ -25,7 +25,7 @@ from packtrain.families.shape import (
 from packtrain.families.tiny import HALF_PIXELS, VISION, TemplateSpec, TinySpec, text_config, token_ids
 
 
-def _encoder(config: Mapping[str, Any]) -> VisionEncoder:
+def _encoder(config: Config) -> VisionEncoder:
     return fixed_vit(Values(config, vit_sizes(1152, 3072, 12, 16, 224, 32), ENCODER_WHERE), outer_norms=1)
 
 
@@ -74,7 +74,7 @@ _TILE_MARKERS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for col
 
 
 def _utterances(
-    model_type: str, *, bos: str, adds_bos: bool, tile: int, patch: int, shuffle: int, processor: Mapping[str, Any]
+    model_type: str, *, bos: str, adds_bos: bool, tile: int, patch: int, shuffle: int, processor: Config
 ) -> TinySpec:
     tokens = {
         "bos_token": bos,
@@ -101,7 +101,7 @@ def _utterances(
     )
 
 
-def _tiles(tile: int) -> dict[str, Any]:
+def _tiles(tile: int) -> Config:
     return {"max_image_size": {"longest_edge": tile}, "size": {"longest_edge": 4 * tile}, "resample": 1, **HALF_PIXELS}
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from packtrain.core.errors import RecordError, of_missing
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     overlay,
     require_equal_frames,
@@ -22,13 +22,14 @@ from packtrain.families.geometry import (
     video_settings,
     vision_patch,
 )
+from packtrain.families.shape import Config
 
-IMAGE_DEFAULTS: Mapping[str, Any] = {
+IMAGE_DEFAULTS: Config = {
     "size": {"longest_edge": 4 * 364},
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
 }
-VIDEO_DEFAULTS: Mapping[str, Any] = {"size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
+VIDEO_DEFAULTS: Config = {"size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
 IMAGE_SEQ_LEN = 169
 LARGEST_SIDE = 4096  # the processors shrink whatever is longer after the first resize
 PUBLISHED_PATCH = 14
@@ -48,14 +49,14 @@ SMOLVLM_VIDEO_TEMPLATE = (
 )
 
 
-class Idefics3:
+class Idefics3(Rule):
     """Every tile and the global view give `image_seq_len` tokens."""
 
     name: ClassVar[str] = "idefics3"
     limit_names: ClassVar[tuple[str, ...]] = ("max_img_size",)
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, self.limit_names)
+        super().__init__(settings, limits)
         require_known(
             settings,
             frozenset({"Idefics3ImageProcessor", "SmolVLMImageProcessor"}),
@@ -91,11 +92,7 @@ class Idefics3:
         tiles = rows * columns + 1
         return Expansion(pieces=tuple(pieces), patches=tiles * tile_patches, max_patches=tile_patches, tiles=tiles)
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
-
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The longest edge, where it is limited."""
         return {} if self._limit is None else {"images_kwargs": {"size": {"longest_edge": self._limit}}}
 
@@ -132,7 +129,7 @@ class SmolVLM(Idefics3):
     """
 
     name: ClassVar[str] = "smolvlm"
-    traits: ClassVar[Traits] = Traits(video_chat_template=SMOLVLM_VIDEO_TEMPLATE)
+    video_chat_template: ClassVar[str | None] = SMOLVLM_VIDEO_TEMPLATE
     limit_names: ClassVar[tuple[str, ...]] = ("max_img_size", "num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
@@ -184,7 +181,7 @@ class SmolVLM(Idefics3):
             tiles=len(indices),
         )
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """Sampling stands flat here: the processor adds flat defaults itself and refuses the same name twice."""
         sampling = {"do_sample_frames": True, "num_frames": self._max_frames, "fps": self._fps}
         return {**super().processor_kwargs(), **sampling}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from packtrain.core.errors import ConfigError
 from packtrain.families.shape import (
     ENCODER_WHERE,
     Composition,
+    Config,
     EncoderParts,
     Projector,
     Values,
@@ -36,7 +34,7 @@ _ENCODER = {
 }
 
 
-def _encoder(config: Mapping[str, Any]) -> VisionEncoder:
+def _encoder(config: Config) -> VisionEncoder:
     values = Values(config, _ENCODER, ENCODER_WHERE)
     shape, grid = vit_shape(values)
     parts = EncoderParts(
@@ -51,7 +49,7 @@ def _encoder(config: Mapping[str, Any]) -> VisionEncoder:
     return VisionEncoder(shape=shape, parts=parts, grid=grid)
 
 
-def _projector(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def _projector(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     ratio = config.get("downsample_ratio", 0.5)
     if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
         raise ConfigError("config.json: downsample_ratio", got=ratio, expected="a number above 0 and up to 1")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
@@ -25,23 +25,25 @@ from packtrain.families.geometry import (
     video_settings,
     vision_patch,
 )
+from packtrain.families.shape import Config
 
 # crop_to_patches is not among them: the processor passes True whatever the image processor's own setting says
-IMAGE_DEFAULTS: Mapping[str, Any] = {"size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12}
-VIDEO_DEFAULTS: Mapping[str, Any] = {"size": {"height": 384, "width": 384}, "initial_shift": True}
+IMAGE_DEFAULTS: Config = {"size": {"height": 384, "width": 384}, "min_patches": 1, "max_patches": 12}
+VIDEO_DEFAULTS: Config = {"size": {"height": 384, "width": 384}, "initial_shift": True}
 IMAGE_SEQ_LENGTH = 256
 PATCH = 14
 # the processor class has no sampling of its own and fails when asked to sample; the published examples use 8 frames
 REFERENCE_FRAMES = 8
 
 
-class InternVL:
+class InternVL(Rule):
     """Every tile, thumbnail and video frame gives `image_seq_length` tokens."""
 
     name: ClassVar[str] = "internvl"
+    limit_names: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ("num_frames", "fps"))
+        super().__init__(settings, limits)
         require_known(settings, frozenset({"GotOcr2ImageProcessor"}), frozenset({"InternVLVideoProcessor"}))
         image = overlay(IMAGE_DEFAULTS, settings.image)
         video = overlay(VIDEO_DEFAULTS, video_settings(settings))
@@ -90,7 +92,7 @@ class InternVL:
         """Refuse videos that do not fit into one tensor."""
         require_equal_frames(headers, expansions)
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The sampling of frames."""
         return {"videos_kwargs": self._frames.kwargs()}
 

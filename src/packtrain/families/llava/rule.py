@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
@@ -27,40 +27,41 @@ from packtrain.families.geometry import (
     video_settings,
     vision_patch,
 )
+from packtrain.families.shape import Config
 
-CLIP_DEFAULTS: Mapping[str, Any] = {
+CLIP_DEFAULTS: Config = {
     "size": {"shortest_edge": 224},
     "crop_size": {"height": 224, "width": 224},
     "do_center_crop": True,
 }
-SIGLIP_DEFAULTS: Mapping[str, Any] = {"size": {"height": 224, "width": 224}, "do_center_crop": False}
-LLAVA_PROCESSORS: Mapping[str, Mapping[str, Any]] = {
+SIGLIP_DEFAULTS: Config = {"size": {"height": 224, "width": 224}, "do_center_crop": False}
+LLAVA_PROCESSORS: Mapping[str, Config] = {
     "CLIPImageProcessor": CLIP_DEFAULTS,
     "LlavaImageProcessor": {**CLIP_DEFAULTS, "do_pad": False},
     "SiglipImageProcessor": SIGLIP_DEFAULTS,
 }
-NEXT_DEFAULTS: Mapping[str, Any] = {
+NEXT_DEFAULTS: Config = {
     **CLIP_DEFAULTS,
     "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
 }
 ONEVISION_SIDE = 384
-ONEVISION_DEFAULTS: Mapping[str, Any] = {
+ONEVISION_DEFAULTS: Config = {
     "size": {"height": ONEVISION_SIDE, "width": ONEVISION_SIDE},
     "image_grid_pinpoints": [[h * ONEVISION_SIDE, w * ONEVISION_SIDE] for h in range(1, 7) for w in range(1, 7)],
 }
-ONEVISION_VIDEO_DEFAULTS: Mapping[str, Any] = {"size": {"height": ONEVISION_SIDE, "width": ONEVISION_SIDE}}
+ONEVISION_VIDEO_DEFAULTS: Config = {"size": {"height": ONEVISION_SIDE, "width": ONEVISION_SIDE}}
 PUBLISHED_PATCH = 14
 CONFIG_PATCH = {"clip_vision_model": 32, "siglip_vision_model": 16}
 ONEVISION_TOKENS = 729
 
 
-class Llava:
+class Llava(Rule):
     """One view of fixed size, whatever the image's shape (unless the settings switch the centre crop off)."""
 
     name: ClassVar[str] = "llava"
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ())
+        super().__init__(settings, limits)
         require_known(settings, frozenset(LLAVA_PROCESSORS))
         kind = str(settings.image.get("image_processor_type") or "CLIPImageProcessor")
         image = overlay(LLAVA_PROCESSORS[kind.removesuffix("Fast").removesuffix("Pil")], settings.image)
@@ -83,22 +84,14 @@ class Llava:
         run = Run(self._image_token, patches + self._correction)
         return Expansion(pieces=(run,), patches=patches, max_patches=patches)
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
-    def processor_kwargs(self) -> dict[str, Any]:
-        """This family has no limits."""
-        return {}
-
-
-class LlavaNext:
+class LlavaNext(Rule):
     """A fixed view and a grid of tiles of the same size."""
 
     name: ClassVar[str] = "llava_next"
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ())
+        super().__init__(settings, limits)
         require_known(settings, frozenset({"LlavaNextImageProcessor"}))
         image = overlay(NEXT_DEFAULTS, settings.image)
         self._view, self._cut = _view_and_cut(image)
@@ -122,22 +115,15 @@ class LlavaNext:
             pieces=(Run(self._image_token, tokens),), patches=tiles * per_tile, max_patches=per_tile, tiles=tiles
         )
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
 
-    def processor_kwargs(self) -> dict[str, Any]:
-        """This family has no limits."""
-        return {}
-
-
-class LlavaOneVision:
+class LlavaOneVision(Rule):
     """Tiles for the only image of a sample; several images, and the frames of a video, are one view each."""
 
     name: ClassVar[str] = "llava_onevision"
+    limit_names: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ("num_frames", "fps"))
+        super().__init__(settings, limits)
         require_known(
             settings, frozenset({"LlavaOnevisionImageProcessor"}), frozenset({"LlavaOnevisionVideoProcessor"})
         )
@@ -193,7 +179,7 @@ class LlavaOneVision:
         """Refuse videos that do not fit into one tensor."""
         require_equal_frames(headers, expansions)
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The sampling of frames."""
         return {"videos_kwargs": self._frames.kwargs()}
 
@@ -236,16 +222,16 @@ def _patch(settings: ProcessorSettings) -> int:
     return int(settings.processor.get("patch_size") or encoder)
 
 
-def _correction(processor: Mapping[str, Any]) -> int:
+def _correction(processor: Config) -> int:
     """Tokens beside the patches: what the encoder adds, less the first where the strategy drops it."""
     return int(processor.get("num_additional_image_tokens") or 0) + _dropped(processor)
 
 
-def _dropped(processor: Mapping[str, Any]) -> int:
+def _dropped(processor: Config) -> int:
     return -1 if processor.get("vision_feature_select_strategy") == "default" else 0
 
 
-def _view_and_cut(image: Mapping[str, Any]) -> tuple[tuple[int, int], int]:
+def _view_and_cut(image: Config) -> tuple[tuple[int, int], int]:
     """Sides of every view and tile, and the step at which the grid is cut into tiles."""
     view = resized(size_dict(image["size"], square=False), 1, 1)
     crop = size_dict(image["crop_size"], square=True) if image.get("crop_size") else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packtrain.families.shape import Composition, shuffled
+from packtrain.families.shape import Composition, Config, shuffled
 from packtrain.families.tiny import CHATML, WIDTH, TemplateSpec, TinySpec, VocabularySize, token_ids
 
 _TEXT = {
@@ -32,15 +32,14 @@ _ENCODER = {
 }
 
 
-def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(config: Config) -> Config:
     """The config in the layout that transformers has for such models."""
 
-    def renamed(table: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    def renamed(table: Mapping[str, tuple[str, Any]]) -> Config:
         return {key: config.get(theirs, default) for key, (theirs, default) in table.items()}
 
-    vision = renamed(_ENCODER)
-    scale = vision.pop("scale_factor")
-    return {"text_config": renamed(_TEXT), "vision_config": {**vision, "vision_use_head": False}, "scale_factor": scale}
+    vision = {**renamed(_ENCODER), "vision_use_head": False}
+    return {"text_config": renamed(_TEXT), "vision_config": vision, "scale_factor": vision["scale_factor"]}
 
 
 NANOVLM = Composition(

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from packtrain.core.errors import ConfigError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, Traits, refuse_limits, unsupported
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import require_image
+from packtrain.families.shape import Config
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Config = {
     "max_img_size": 2048,
     "vit_img_size": 512,
     "vit_patch_size": 16,
@@ -23,14 +24,16 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 
-class NanoVLM:
+class NanoVLM(Rule):
     """A sample with several images numbers them from 0 in its text, before each image's tiles."""
 
     name: ClassVar[str] = "nanovlm"
-    traits: ClassVar[Traits] = Traits(string_content=True, media_first=True)
+    limit_names: ClassVar[tuple[str, ...]] = ("max_img_size",)
+    string_content: ClassVar[bool | None] = True
+    media_first: ClassVar[bool] = True
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, ("max_img_size",))
+        super().__init__(settings, limits)
         given = {**settings.config, **settings.image, **settings.processor}
         values = {key: default if given.get(key) is None else given[key] for key, default in DEFAULTS.items()}
         self._limit = limits.max_img_size
@@ -65,11 +68,7 @@ class NanoVLM:
         patches = tiles * self._tile_patches
         return Expansion(pieces=tuple(pieces), patches=patches, max_patches=self._tile_patches, tiles=tiles)
 
-    def video(self, header: MediaHeader) -> Expansion:
-        """Always refused."""
-        raise unsupported(self.name, "video")
-
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The longest side, where it is limited."""
         return {} if self._limit is None else {"images_kwargs": {"max_img_size": self._limit}}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from packtrain.families.family import BatchContract, Family, Join
+from packtrain.families.family import BatchContract, Family, Join, TextOnly
 from packtrain.families.qwen_vl import model
 from packtrain.families.qwen_vl.rule import Qwen2VL, Qwen3VL, Qwen25VL
-from packtrain.families.text.rule import TextOnly
 
 _MEDIA: Mapping[str, Join] = {
     "pixel_values": "rows",

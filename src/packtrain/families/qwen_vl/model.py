@@ -15,6 +15,7 @@ import numpy as np
 from packtrain.families.shape import (
     ENCODER_WHERE,
     Composition,
+    Config,
     Decoder,
     EncoderParts,
     Projector,
@@ -87,7 +88,7 @@ def _mergers(shape: VisionShape, outputs: int, *, count: int, others: int) -> Pr
     return Projector(matrices=((joined, joined, True), (joined, outputs, True)) * count, others=others)
 
 
-def _qwen2_vl(config: Mapping[str, Any]) -> VisionEncoder:
+def _qwen2_vl(config: Config) -> VisionEncoder:
     values = Values(config, _QWEN2_VL, ENCODER_WHERE)
     hidden = values.size("embed_dim")
     ratio = values.size("mlp_ratio")
@@ -97,7 +98,7 @@ def _qwen2_vl(config: Mapping[str, Any]) -> VisionEncoder:
     return VisionEncoder(shape=shape, parts=EncoderParts(patch_bias=False, positions=0), grid=0, projector=projector)
 
 
-def _qwen2_5_vl(config: Mapping[str, Any]) -> VisionEncoder:
+def _qwen2_5_vl(config: Config) -> VisionEncoder:
     values = Values(config, _QWEN2_5_VL, ENCODER_WHERE)
     hidden = values.size("hidden_size")
     shape = _qwen_shape(
@@ -113,7 +114,7 @@ def _qwen2_5_vl(config: Mapping[str, Any]) -> VisionEncoder:
     return VisionEncoder(shape=shape, parts=parts, grid=0, projector=projector)
 
 
-def _qwen3_vl(config: Mapping[str, Any]) -> VisionEncoder:
+def _qwen3_vl(config: Config) -> VisionEncoder:
     values = Values(config, _QWEN3_VL, ENCODER_WHERE)
     hidden = values.size("hidden_size")
     deepstack = len(values.get("deepstack_visual_indexes") or ())
@@ -132,7 +133,7 @@ def _qwen3_vl(config: Mapping[str, Any]) -> VisionEncoder:
     return VisionEncoder(shape=shape, parts=parts, grid=0, projector=projector)
 
 
-def _merger(config: Mapping[str, Any], encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
+def _merger(config: Config, encoder: VisionEncoder, width: int) -> tuple[Projector, int]:
     assert encoder.projector is not None, "Qwen's encoders come with their mergers"
     return encoder.projector, encoder.shape.patches_per_token
 
@@ -205,7 +206,7 @@ def small_image(config: Any) -> dict[str, np.ndarray]:
 _IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
 
-def _qwen3_config(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
+def _qwen3_config(text: Config, vision: Config) -> Config:
     part = text["head_dim"] // 6
     section = [text["head_dim"] // 2 - 2 * part, part, part]
     rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_interleaved": True, "mrope_section": section}
@@ -224,7 +225,7 @@ def _qwen3_config(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[st
     }
 
 
-def _qwen2_5_config(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
+def _qwen2_5_config(text: Config, vision: Config) -> Config:
     part = 3 * text["head_dim"] // 16
     section = [text["head_dim"] // 2 - 2 * part, part, part]
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
@@ -307,9 +308,7 @@ _PATCH = {"temporal_patch_size": 2, "merge_size": 2, "do_resize": True, "do_conv
 _TINY_ENCODER = {"in_channels": 3, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 2, **WEIGHTS}
 
 
-def _qwen_vl(
-    model_type: str, *, system: str, rope: Mapping[str, Any], encoder: Mapping[str, Any], processor: Mapping[str, Any]
-) -> TinySpec:
+def _qwen_vl(model_type: str, *, system: str, rope: Config, encoder: Config, processor: Config) -> TinySpec:
     return TinySpec(
         tokens=_TINY_TOKENS,
         special=("<|im_start|>",),
@@ -326,9 +325,7 @@ def _qwen_vl(
     )
 
 
-def _qwen_processor(
-    name: str, *, patch: int, pixels: Mapping[str, Any], image_size: Mapping[str, int], video: Mapping[str, Any]
-) -> dict[str, Any]:
+def _qwen_processor(name: str, *, patch: int, pixels: Config, image_size: Mapping[str, int], video: Config) -> Config:
     return {
         "processor_class": name,
         "image_processor": {

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
-from packtrain.families.family import Expansion, ProcessorSettings, Run, refuse_limits
+from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
     FrameChoice,
     frame_choice,
@@ -24,14 +24,15 @@ from packtrain.families.geometry import (
     too_few_frames,
     video_settings,
 )
+from packtrain.families.shape import Config
 
-IMAGE_DEFAULTS: Mapping[str, Any] = {
+IMAGE_DEFAULTS: Config = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
     "patch_size": 14,
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
-QWEN2_VIDEO_DEFAULTS: Mapping[str, Any] = {
+QWEN2_VIDEO_DEFAULTS: Config = {
     "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
     "patch_size": 14,
     "temporal_patch_size": 2,
@@ -40,7 +41,7 @@ QWEN2_VIDEO_DEFAULTS: Mapping[str, Any] = {
     "max_frames": 768,
     "max_video_tokens": 128000,
 }
-QWEN3_VIDEO_DEFAULTS: Mapping[str, Any] = {
+QWEN3_VIDEO_DEFAULTS: Config = {
     "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
     "patch_size": 16,
     "temporal_patch_size": 2,
@@ -56,18 +57,18 @@ MAX_RATIO = 200
 PRESIZED_TOKENS = (4, 16_384)  # of an image that the data resize, before the processor
 
 
-class Qwen2VL:
+class Qwen2VL(Rule):
     """Images and videos keep their shape; every frame pair of a video is one temporal step."""
 
     name: ClassVar[str] = "qwen2_vl"
-    video_defaults: ClassVar[Mapping[str, Any]] = QWEN2_VIDEO_DEFAULTS
+    video_defaults: ClassVar[Config] = QWEN2_VIDEO_DEFAULTS
     limit_names: ClassVar[tuple[str, ...]] = (
         *("min_pixels", "max_pixels", "video_min_pixels", "video_max_pixels", "num_frames", "fps", "max_frames"),
     )
     number_wins: ClassVar[bool] = True
 
     def __init__(self, settings: ProcessorSettings, limits: MediaLimits) -> None:
-        refuse_limits(self.name, limits, self.limit_names)
+        super().__init__(settings, limits)
         require_known(
             settings,
             frozenset({"Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"}),
@@ -108,7 +109,7 @@ class Qwen2VL:
         return Expansion(pieces=(run,), patches=patches, max_patches=patches)
 
     def video(self, header: MediaHeader) -> Expansion:
-        """Tokens of all temporal steps in one span, or each behind its time (Qwen3-VL)."""
+        """Tokens of all temporal steps in one span, or each after its time (Qwen3-VL)."""
         height, width = require_video(header, rate=self._needs_rate())
         indices = self._sample(header)
         patch, temporal = int(self._video["patch_size"]), int(self._video["temporal_patch_size"])
@@ -123,14 +124,14 @@ class Qwen2VL:
             tiles=steps,
         )
 
-    def processor_kwargs(self) -> dict[str, Any]:
+    def processor_kwargs(self) -> ProcessorKwargs:
         """The pixel limits as `size` (with both bounds, as older versions ignore one alone) and the sampling."""
         videos = self._frames.kwargs()
         if self._max_frames is not None:
             videos["max_frames"] = self._max_frames
         if self._resize_videos:
             videos["size"] = {"shortest_edge": self._video_pixels[0], "longest_edge": self._video_pixels[1]}
-        kwargs: dict[str, Any] = {"videos_kwargs": videos}
+        kwargs: ProcessorKwargs = {"videos_kwargs": videos}
         if self._resize_images:
             low, high = self._image_pixels
             kwargs["images_kwargs"] = {"size": {"shortest_edge": low, "longest_edge": high}}
@@ -163,7 +164,7 @@ class Qwen2VL:
         if wanted > total or wanted < 1:
             raise too_few_frames(wanted, total)
         # The processor counts these steps in floats and for some pairs (14 of 17 frames) takes one too many, which
-        # lies behind the last frame; training leaves that one out.
+        # lies after the last frame; training leaves that one out.
         step = total / wanted
         return [int(step * position) for position in range(wanted)]
 
@@ -192,7 +193,7 @@ class Qwen3VL(Qwen2VL):
     """As Qwen2-VL for images; videos share one budget over time, and each frame pair carries its time as text."""
 
     name: ClassVar[str] = "qwen3_vl"
-    video_defaults: ClassVar[Mapping[str, Any]] = QWEN3_VIDEO_DEFAULTS
+    video_defaults: ClassVar[Config] = QWEN3_VIDEO_DEFAULTS
     # max_frames is not among them: the processor reads it from its own settings only and ignores the call's. Nor are
     # the pixels of a video: its processor counts those of all frames, where data mean those of each.
     limit_names: ClassVar[tuple[str, ...]] = ("min_pixels", "max_pixels", "num_frames", "fps")
@@ -238,7 +239,7 @@ class Qwen3VL(Qwen2VL):
         return tuple(pieces)
 
 
-def _pixel_bounds(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> tuple[int, int]:
+def _pixel_bounds(given: Config, defaults: Config) -> tuple[int, int]:
     """Fewest and most pixels; the older names min_pixels and max_pixels win over `size`."""
     size = {**defaults["size"], **{key: value for key, value in given["size"].items() if value is not None}}
     low = given.get("min_pixels") or size["shortest_edge"]

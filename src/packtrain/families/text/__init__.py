@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from packtrain.families.family import BatchContract, Family
+from packtrain.families.family import BatchContract, Family, TextOnly
 from packtrain.families.text.model import DECODERS, PUBLISHED, REFUSED, TINY
-from packtrain.families.text.rule import TextOnly
 
 _OWN_SCORES = "the model adds its own scores to the mask, which this backend does not support"
 _CONTRACTS = {

@@ -83,13 +83,15 @@ DECODERS: Mapping[str, Decoder] = {
         experts=True,
     ),
     "gemma": Decoder(
-        defaults=decoder_sizes(3072, 24576, 28, 16, 16, 256000, 8192, head_dim=256, tie_word_embeddings=True)
+        defaults=decoder_sizes(3072, 24576, 28, 16, 16, 256000, 8192, head_dim=256, tie_word_embeddings=True),
+        fp32_scales=True,
     ),
     "gemma2": Decoder(
         defaults=decoder_sizes(
             2304, 9216, 26, 8, 4, 256000, 8192, head_dim=256, tie_word_embeddings=True, sliding_window=4096
         ),
         norms=4,
+        fp32_scales=True,
         windows="period",
         window_period=2,
     ),

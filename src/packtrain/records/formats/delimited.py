@@ -25,7 +25,7 @@ BAD_HEADER = "header cannot be used"
 
 @dataclass(frozen=True, slots=True)
 class DelimitedRow:
-    """One row as it stands in the file."""
+    """The bytes of one row."""
 
     at: int  # byte
     line: int  # 1-based, of its first line
@@ -34,8 +34,6 @@ class DelimitedRow:
 
 
 class CommaSeparated(Format):
-    """Reads CSV."""
-
     delimiter = ","
     block = 1 << 20  # bytes of rows per unit
     longest = LONGEST
@@ -51,19 +49,16 @@ class CommaSeparated(Format):
             yield Unit(file=file, first=held[0].line, payload=(columns, held))
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
-        """One entry for each row."""
         columns, rows = unit.payload
         return (self._entry(f"{name}:{row.line}", columns, row) for row in rows)
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The row that begins at a byte."""
         columns = self._columns(next(self._rows(plain_blocks(plain, 0)), None))
         row = next(self._rows(plain_blocks(plain, at), at), None)
         missing = DelimitedRow(at, 0, b"", RecordError("read", NOT_CSV, "no row is there"))
         return self._entry(origin, columns, row or missing)
 
     def num_entries(self, unit: Unit) -> int:
-        """Every row is an entry."""
         return len(unit.payload[1])
 
     def _rows(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[DelimitedRow]:
@@ -131,6 +126,4 @@ class CommaSeparated(Format):
 
 
 class TabSeparated(CommaSeparated):
-    """Reads TSV."""
-
     delimiter = "\t"

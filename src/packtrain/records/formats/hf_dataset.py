@@ -57,7 +57,6 @@ class HFDataset(Format):
             yield from self._arrow.units_of_file(file)
 
     def read(self, spec: SourceSpec, unit: Unit) -> Iterator[Entry]:
-        """One entry for each row."""
         if not isinstance(unit.payload, list):
             yield from self._arrow.read(spec, unit)
             return
@@ -98,7 +97,6 @@ class HFDataset(Format):
         return RecordError("read", NO_ROW, str(at))
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
         return len(unit.payload) if isinstance(unit.payload, list) else self._arrow.count(spec, unit)
 
     def _spans(self, spec: SourceSpec) -> Iterator[Unit]:
@@ -119,7 +117,7 @@ class HFDataset(Format):
 
 @functools.lru_cache(maxsize=1024)
 def in_files(spec: SourceSpec) -> bool:
-    """Do the entries of a source stand in data files of ours to read, rather than in what `load_dataset` makes?"""
+    """Are the entries of a source in data files that we read, rather than in what `load_dataset` makes?"""
     return spec.format != "hf_dataset" or is_saved_dataset(spec.path)
 
 

@@ -42,7 +42,6 @@ class JsonArray(JsonFormat):
         return self.carried(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The element that starts at a byte."""
         return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
 
     def _elements(self, file: str, key: str | None) -> Iterator[tuple[int, str | RecordError]]:
@@ -63,13 +62,13 @@ class JsonArray(JsonFormat):
         except RecordError as error:
             yield -1, error
         try:
-            for _ in blocks:  # a fault in the stream counts also behind one in what it holds
+            for _ in blocks:  # a fault in the stream counts even after one in its content
                 pass
         except RecordError as error:
             yield -1, error
 
     def _key_of_list(self, file: str) -> str | None:
-        """The key under which the list stands; None where the file itself is the list.
+        """The key of the list; None where the file itself is the list.
 
         An object is read twice: only at its end is it known that it holds one list and not two. A fault on the way is
         left to the second reading where a list was found before it.
@@ -237,7 +236,7 @@ class _Window:
     def _more(self) -> None:
         """Read on: as much as is held already, so that a long value is not scanned again for every block.
 
-        What stands before a fault is kept; the fault is raised when the text before it is used up.
+        The text before a fault is kept; the fault is raised when the text before it is used up.
         """
         self.byte()
         self._lines += self._text.count("\n", 0, self._at)

@@ -77,7 +77,7 @@ def json_entry(origin: str, at: int, raw: bytes | str | RecordError) -> Entry:
 
 
 def _depth(value: Any) -> int:
-    """How many containers stand inside each other; without recursion, for that is what this guards against."""
+    """How deep containers are nested; without recursion, which this guards against."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -114,7 +114,6 @@ class JsonFormat(Format):
         return unit.payload  # type: ignore[no-any-return]
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
-        """One entry for each element."""
         return (json_entry(f"{name}:{number}", at, raw) for number, at, raw in self.elements(unit))
 
     def num_entries(self, unit: Unit) -> int:
@@ -141,7 +140,6 @@ class JsonLines(JsonFormat):
         return self._numbered(self._lines_of_range(unit), unit.first) if unit.payload is None else unit.payload
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The line that starts at a byte."""
         blocks = plain_blocks(plain, at, self.longest + 1)
         return json_entry(origin, at, self._bounded(next(split_lines(blocks, self.longest), b"")))
 

@@ -67,7 +67,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names that a pattern like `shard-{000..012}.tar` or `{train,val}.tar` stands for, in its order.
+    """The names that a pattern like `shard-{000..012}.tar` or `{train,val}.tar` names, in its order.
 
     >>> expand_braces("s-{08..10}.tar")
     ['s-08.tar', 's-09.tar', 's-10.tar']
@@ -87,7 +87,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _choices(body: str, pattern: str) -> list[str]:
-    """What one pair of braces stands for."""
+    """The choices of one pair of braces."""
     if bounds := _RANGE.fullmatch(body):
         low, high = bounds.groups()
         if abs(int(high) - int(low)) >= MAX_BRACES:
@@ -248,7 +248,7 @@ def writable(name: str) -> str:
 class Format:
     """A way in which records are stored in files. Every verb keeps memory flat whatever the size of the data.
 
-    Subclasses say how a file is cut into units, what the entries of a unit are, and what stands at one place.
+    Subclasses say how a file is cut into units, what its entries are, and what the entry at one place is.
     """
 
     def cut(self, file: str) -> Iterator[Unit]:

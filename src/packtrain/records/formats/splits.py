@@ -68,7 +68,7 @@ def _subsets(card: Any) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
-    """Does a name fit a pattern, folder by folder? `**` stands for any number of folders.
+    """Does a name fit a pattern, folder by folder? `**` matches any number of folders.
 
     >>> [_fits(pattern.split("/"), ["data", "en", "a.jsonl"]) for pattern in ("data/*/*.jsonl", "**/a.*", "data/*")]
     [True, True, False]
@@ -138,12 +138,12 @@ _SHARD = re.compile(r"(\w+(?:\.\w+)*)-\d+-of-\d+\b.*")
 _LETTERS = re.compile(r"[^\W\d_]+")
 
 
-def split_of(name: str) -> str | None:
+def split_in_name(name: str) -> str | None:
     """The split that a file's name, relative to its dataset, says; the innermost folder that says one decides.
 
-    >>> [split_of(name) for name in ("data/train-00000-of-00002.parquet", "val2017/a.tar", "latest.jsonl")]
+    >>> [split_in_name(name) for name in ("data/train-00000-of-00002.parquet", "val2017/a.tar", "latest.jsonl")]
     ['train', 'validation', None]
-    >>> split_of("data/test_sft-00000-of-00001.parquet")
+    >>> split_in_name("data/test_sft-00000-of-00001.parquet")
     'test_sft'
     """
     for part in reversed(name.split("/")):
@@ -159,7 +159,7 @@ def by_split(spec: SourceSpec, names: Sequence[str]) -> dict[str | None, list[st
     card = splits_of_card(spec.path, spec.subset, names)
     found: dict[str | None, list[str]] = {}
     for name in names if card is None else card:
-        found.setdefault(split_of(name) if card is None else card[name], []).append(name)
+        found.setdefault(split_in_name(name) if card is None else card[name], []).append(name)
     return found
 
 

@@ -21,6 +21,10 @@ FoundRow = tuple[pa.RecordBatch, bool]
 Rows = tuple[pa.Table, bool]
 
 
+CHUNK = 1 << 20  # bytes of rows that are plain Python at a time, as far as the table tells
+MAX_CHUNK_ROWS = 256
+
+
 class Held:
     """Decoded spans of tables, the latest of them, up to a number of bytes; one may be larger if it is alone."""
 
@@ -57,10 +61,10 @@ class RowReader:
 
     def row(self, file: str, plain: Plain, number: int) -> FoundRow | None:
         """One row of a file; None where it has none of that number."""
-        if plain.path is None:  # what stands behind `plain` may be gone when the next row is asked for
+        if plain.path is None:  # the file may be closed when the next row is asked for
             source = PlainFile(plain)
             return self._open_table(source, (file, source.size())).row(number, self._held)
-        state = os.stat(plain.path)  # another file may stand under the same name by now
+        state = os.stat(plain.path)  # another file may have the same name by now
         key = (plain.path, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
         if key not in self._opened:
             self._opened[key] = self._open_table(plain.path, key)
@@ -70,34 +74,60 @@ class RowReader:
         return self._opened[key].row(number, self._held)
 
 
-class ParquetRows:
-    """An open Parquet file. A row group can only be decoded as a whole; a large one is then kept on disk."""
+def chunk_rows(num_bytes: int, num_rows: int) -> int:
+    """How many rows to hold as plain Python at a time: a power of two, so that chunks and units end together."""
+    fitting = min(MAX_CHUNK_ROWS, CHUNK * num_rows // max(1, num_bytes))
+    return 1 << max(0, fitting.bit_length() - 1)
 
-    def __init__(self, table: pq.ParquetFile, key: Hashable, rows_per_batch: Callable[[int, int], int]) -> None:
-        self._table, self._key = table, key
-        groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
-        self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
-        self._steps = [rows_per_batch(group.total_byte_size, group.num_rows) for group in groups]
+
+class ParquetGroups:
+    """An open Parquet file by its row groups, which are decoded in batches of a few rows."""
+
+    def __init__(self, source: Source) -> None:
+        # Buffered reading, so that a column of a large row group is not loaded at once.
+        self.table = pq.ParquetFile(
+            source if isinstance(source, str) else arrow_source(source),
+            buffer_size=1 << 18,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+        groups = [self.table.metadata.row_group(number) for number in range(self.table.metadata.num_row_groups)]
+        self.starts = list(accumulate((group.num_rows for group in groups), initial=0))
+        self.steps = [chunk_rows(group.total_byte_size, group.num_rows) for group in groups]
+
+    def decode(self, group: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a group."""
+        return self.table.iter_batches(  # type: ignore[no-any-return]
+            batch_size=self.steps[group], row_groups=[group], use_threads=False
+        )
+
+
+class ParquetRows(ParquetGroups):
+    """Single rows. A row group can only be decoded as a whole; a large one is then kept on disk."""
+
+    def __init__(self, source: Source, key: Hashable) -> None:
+        super().__init__(source)
+        self._key = key
 
     def row(self, number: int, held: Held) -> FoundRow | None:
         """One row; None where the file has none of that number."""
-        if not 0 <= number < self._starts[-1]:
+        if not 0 <= number < self.starts[-1]:
             return None
-        group = bisect_right(self._starts, number) - 1
+        group = bisect_right(self.starts, number) - 1
         rows = held.get((self._key, group), lambda: self._decoded(group, held.most))
-        return _one(rows, number - self._starts[group])
+        return _one(rows, number - self.starts[group])
 
     def _decoded(self, group: int, most: int) -> tuple[Rows, int]:
         """A row group and the memory it takes; one that is too large is read from disk where it is needed."""
-        batches = self._table.iter_batches(batch_size=self._steps[group], row_groups=[group], use_threads=False)
+        batches = self.decode(group)
         kept: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
             kept.append(batch)
             size += batch.nbytes
             if size > most:
-                return (_spilled(chain(kept, batches), self._table.schema_arrow), True), most
-        return (pa.Table.from_batches(kept, self._table.schema_arrow), True), size
+                return (_spilled(chain(kept, batches), self.table.schema_arrow), True), most
+        return (pa.Table.from_batches(kept, self.table.schema_arrow), True), size
 
 
 class ArrowRows:
@@ -151,7 +181,7 @@ class ArrowRows:
         if not any(_has_dictionary(field.type) for field in schema):
             self._source.seek(self._places[at])
             return pa.ipc.read_record_batch(pa.ipc.read_message(self._source), schema)
-        self._source.seek(0)  # dictionaries stand anywhere before the batches that need them
+        self._source.seek(0)  # dictionaries may be anywhere before the batches that need them
         reader = pa.ipc.open_stream(self._source)
         for _ in range(at):
             reader.read_next_batch()
@@ -179,7 +209,7 @@ def plain_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _shares(kind: pa.DataType) -> bool:
-    """May several rows of this type stand for the same bytes, so that its size says nothing of theirs?"""
+    """May several rows of this type share bytes, so that its size says nothing of theirs?"""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     tests = (
@@ -194,7 +224,7 @@ def _shares(kind: pa.DataType) -> bool:
 
 
 def _until_fault(lengths: Iterator[int]) -> Iterator[int]:
-    """What stands before a fault was measured, and is delivered; a fault of the system itself is raised."""
+    """The items before a fault, which were measured; a fault of the system itself is raised."""
     try:
         yield from lengths
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -11,20 +11,20 @@ import threading
 import zlib
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator
-from itertools import accumulate
-from typing import Any
+from itertools import pairwise
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.source_files import Format
 from packtrain.records.formats.table_rows import (
     ArrowRows,
+    ParquetGroups,
     ParquetRows,
     RowReader,
     Source,
     arrow_source,
+    chunk_rows,
     is_sound,
     plain_bytes,
 )
@@ -37,8 +37,6 @@ DAMAGED = "table is damaged"
 CUT_OFF = "table is cut off, rows may be missing"
 BAD_ROW = "row cannot be read"
 
-CHUNK = 1 << 20  # bytes of rows that are plain Python at a time, as far as the table tells
-MAX_CHUNK_ROWS = 256
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 # The number in the file of the first row; the rows; are they known to be sound, so that reading them cannot crash?
@@ -68,7 +66,6 @@ class Table(Format):
         raise NotImplementedError
 
     def cut(self, file: str) -> Iterator[Unit]:
-        """Ranges of rows."""
         try:
             for start, stop in self.ranges(file):
                 yield Unit(file=file, start=start, stop=stop, first=start)
@@ -76,7 +73,6 @@ class Table(Format):
             raise _table_error(BAD_TABLE, error) from error
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
-        """One entry for each row of the range."""
         row = unit.start
         try:
             for _, batch, sound in self._rows(unit):
@@ -91,7 +87,6 @@ class Table(Format):
                 yield Entry(origin=f"{name}:{lost}", error=problem, at=lost)
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The row of that number."""
         try:
             with self._lock:
                 found = self._rows_at.row(file, plain, at)
@@ -104,7 +99,6 @@ class Table(Format):
             raise _table_error(DAMAGED, error) from error
 
     def num_entries(self, unit: Unit) -> int:
-        """Every row is an entry."""
         return unit.stop - unit.start
 
     def _rows(self, unit: Unit) -> Iterator[Rows]:
@@ -129,20 +123,15 @@ class Parquet(Table):
 
     def ranges(self, path: str) -> Iterator[tuple[int, int]]:
         """Row groups, split where they are large."""
-        with _open_parquet(path) as table:
-            sizes = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
-        begin = 0
-        for size in sizes:
-            for start in range(begin, begin + size, self.rows_per_unit):
-                yield start, min(start + self.rows_per_unit, begin + size)
-            begin += size
+        for begin, end in pairwise(ParquetGroups(path).starts):
+            for start in range(begin, end, self.rows_per_unit):
+                yield start, min(start + self.rows_per_unit, end)
 
     def open(self, path: str) -> ParquetCursor:
         return ParquetCursor(path)
 
     def open_rows(self, source: Source, key: Hashable) -> ParquetRows:
-        table = _open_parquet(source if isinstance(source, str) else arrow_source(source))
-        return ParquetRows(table, key, chunk_rows)
+        return ParquetRows(source, key)
 
 
 class Arrow(Table):
@@ -176,12 +165,6 @@ class Arrow(Table):
 
     def open_rows(self, source: Source, key: Hashable) -> ArrowRows:
         return ArrowRows(arrow_source(source), key)
-
-
-def chunk_rows(num_bytes: int, num_rows: int) -> int:
-    """How many rows to hold as plain Python at a time: a power of two, so that chunks and units end together."""
-    fitting = min(MAX_CHUNK_ROWS, CHUNK * num_rows // max(1, num_bytes))
-    return 1 << max(0, fitting.bit_length() - 1)
 
 
 def row_entry(origin: str, row: int, value: dict[str, object] | RecordError) -> Entry:
@@ -230,25 +213,22 @@ def plain_rows(batch: pa.RecordBatch, sound: bool = True) -> Iterator[dict[str, 
             yield _table_error(BAD_ROW, error)
 
 
-class ParquetCursor:
+class ParquetCursor(ParquetGroups):
     """A place in a Parquet file."""
 
     def __init__(self, path: str) -> None:
+        super().__init__(path)
         self.path, self.row, self.mapped = path, 0, 0
-        self._table = _open_parquet(path)
-        groups = [self._table.metadata.row_group(number) for number in range(self._table.metadata.num_row_groups)]
-        self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
-        self._steps = [chunk_rows(group.total_byte_size, group.num_rows) for group in groups]
         self._group = -1
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._held: pa.RecordBatch | None = None  # begins at `row`
 
     def batches(self, start: int) -> Iterator[Rows]:
         """Batches from the one that holds row `start`."""
-        group = bisect_right(self._starts, start) - 1
+        group = bisect_right(self.starts, start) - 1
         if group > self._group:
             self._enter(group)
-        while self._group < len(self._steps):
+        while self._group < len(self.steps):
             if self._held is None:
                 self._held = next(self._batches, None)
             if self._held is None:
@@ -261,10 +241,9 @@ class ParquetCursor:
 
     def _enter(self, group: int) -> None:
         """Go to the first row of a row group."""
-        self._group, self.row, self._held = group, self._starts[min(group, len(self._steps))], None
-        if group < len(self._steps):
-            step = self._steps[group]
-            self._batches = self._table.iter_batches(batch_size=step, row_groups=[group], use_threads=False)
+        self._group, self.row, self._held = group, self.starts[min(group, len(self.steps))], None
+        if group < len(self.steps):
+            self._batches = self.decode(group)
 
 
 class ArrowCursor:
@@ -287,11 +266,6 @@ class ArrowCursor:
             if self.row + batch.num_rows > start:
                 yield self.row, batch, sound
             self.row, self._held = self.row + batch.num_rows, None
-
-
-def _open_parquet(source: Any) -> pq.ParquetFile:
-    # Buffered reading, so that a column of a large row group is not loaded at once.
-    return pq.ParquetFile(source, buffer_size=1 << 18, pre_buffer=False, page_checksum_verification=True)
 
 
 def _arrow_batches(path: str) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""WebDataset shards: members of a tar archive that stand together and share a name up to its first dot are a sample.
+"""WebDataset shards: members of a tar archive that follow each other and share a name up to its first dot are a sample.
 
 The standard reader ends silently at what it cannot read; here every irregularity is an error. What cannot be trusted is
 not delivered: where an archive ends without its end mark, its last sample may lack members. A plain archive is passed
@@ -26,7 +26,7 @@ from packtrain.records.span import Plain, Span
 BLOCK = tarfile.BLOCKSIZE
 UNDECODABLE = "backslashreplace"  # names must stay different, and be writable as text
 MAX_HEADER = 1 << 20  # bytes of a long name or of a pax header
-AHEAD = 1 << 14  # bytes read at once from a place: headers and texts are small and stand together
+AHEAD = 1 << 14  # bytes read at once from a place: headers and texts are small and lie together
 
 NOT_TAR = "not a tar archive"
 CUT_OFF = "archive is cut off"
@@ -124,7 +124,7 @@ class Member:
 
     name: str
     kind: bytes  # tar's type flag
-    header: int  # where its first header stands: before its own there may be one for a long name
+    header: int  # where its first header begins: before its own there may be one for a long name
     offset: int  # of the content
     size: int
     sparse: bool
@@ -161,7 +161,7 @@ class Members:
             self._pass_rest(member.name)
 
     def pass_all(self) -> None:
-        """Go to the end of the file, whatever stands there. Raises RecordError where its stream is broken."""
+        """Go to the end of the file, whatever is there. Raises RecordError where its stream is broken."""
         self._source.skip(1 << 62)
 
     def read(self, member: Member) -> bytes:
@@ -297,7 +297,6 @@ class TarShards(Format):
     largest = 256 << 20  # bytes of a media member that has to be held in memory, and of a whole sample of them
 
     def cut(self, file: str) -> Iterator[Unit]:
-        """A shard is one unit."""
         yield Unit(file=file)
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
@@ -315,7 +314,7 @@ class TarShards(Format):
             yield Entry(origin=name, error=error)
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
-        """The sample whose first header stands at a byte; media stay where they are, or are held within bounds."""
+        """The sample whose first header begins at a byte; media stay where they are, or are held within bounds."""
         for found in self._samples(Members(PlacedBytes(plain, at)), plain.path):
             if isinstance(found, _Sample):
                 return found.entry(origin)
@@ -338,7 +337,7 @@ class TarShards(Format):
             if sample:
                 yield sample
         except RecordError as error:
-            if sample and members.ended:  # a fault behind the end mark hurts no sample
+            if sample and members.ended:  # a fault after the end mark hurts no sample
                 yield sample
             yield sample.key if sample and not members.ended else "", error
 
@@ -388,7 +387,7 @@ class _Sample:
 
     def __init__(self, key: str, archive: str | None, at: int) -> None:
         self.key = key
-        self.at = at  # where its first header stands
+        self.at = at  # where its first header begins
         self.archive = archive  # the plain archive in which media can stay
         self.extensions: set[str] = set()
         self.texts: dict[str, bytes] = {}

@@ -10,24 +10,15 @@ from typing import Any, NamedTuple
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
 from packtrain.records.schemas.recognise import GROUNDING, INTO_TEXTS, LOSS_FLAGS
-from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, limits_of, make_ref
-from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, extras_of, unfolded
+from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, make_ref, read_limits
+from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, read_extras, unfolded
+from packtrain.records.source import RawRecord
 
 ROLE_ALIASES: Mapping[str, str] = {
-    "user": "user",
-    "assistant": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "developer": "system",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function": "tool",
-    "ipython": "tool",
+    **{role: role for role in ("user", "assistant", "system", "tool")},
+    **{"human": "user", "developer": "system"},
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
+    **dict.fromkeys(("observation", "tool_response", "function", "ipython"), "tool"),
 }
 # Fields of a message that would change what the model is to learn; leaving them out silently would train another text.
 _REFUSED_FIELDS: Mapping[str, str] = {
@@ -41,7 +32,7 @@ PART_FIELDS: Mapping[str, tuple[MediaKind, tuple[str, ...]]] = {
     **{f"{kind}_url": (kind, (f"{kind}_url", kind, *_SHARED_FIELDS)) for kind in KINDS},
     "input_audio": ("audio", ("input_audio",)),
 }
-SAID_KEYS = frozenset((*EXTRA_KEYS, *LOSS_FLAGS, *_REFUSED_FIELDS))  # of a message, beside who says what
+MESSAGE_KEYS = frozenset((*EXTRA_KEYS, *LOSS_FLAGS, *_REFUSED_FIELDS))  # of a message, beside who says what
 _MARKER = re.compile("<(image|video|audio)>")
 _LEFT = re.compile("<(?:image|bbox|ref-object)>")  # markers that nothing has filled
 
@@ -57,12 +48,12 @@ class ConvertedRecord(NamedTuple):
     tools: tuple[Any, ...] = ()  # definitions of tools that stood in messages
 
 
-def messages_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
+def messages_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """`messages`: typed parts, or strings with markers."""
     return _chat(value["messages"], pool)
 
 
-def conversations_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
+def conversations_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """ShareGPT and LLaVA: `conversations` of from/value."""
     items = value.get("conversations")
     if items is None:
@@ -75,8 +66,8 @@ def _chat(items: object, pool: MediaPool | None) -> ConvertedRecord:
     return ConvertedRecord(read_messages(turns, pool), tools=tuple(tools))
 
 
-def texts_schema(value: Mapping[str, object], pool: MediaPool | None) -> ConvertedRecord:
-    """nanoVLM: `texts` of {user, assistant}; the images stand before the first user text."""
+def texts_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
+    """nanoVLM: `texts` of {user, assistant}; the images go before the first user text."""
     turns = as_list(value["texts"], "texts")
     for turn in turns:
         if not isinstance(turn, Mapping):
@@ -121,7 +112,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
         raise RecordError("schema", "unknown role", _short(role))
     plain = len(turn) == 2 and content is not None
     train = True if plain else _read_flags(turn)
-    extras = None if plain else extras_of(turn, known)
+    extras = None if plain else read_extras(turn, known)
     if isinstance(content, str):
         parts: tuple[Part, ...]
         if markers and "<" in content and pool is not None:
@@ -144,7 +135,7 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
     return Message(role=known, parts=parts, train=train, extras=extras)
 
 
-def _read_flags(turn: Mapping[str, object]) -> bool:
+def _read_flags(turn: RawRecord) -> bool:
     """Whether the message may carry loss; refuses fields that cannot be represented."""
     for field, reason in _REFUSED_FIELDS.items():
         if turn.get(field):
@@ -152,7 +143,7 @@ def _read_flags(turn: Mapping[str, object]) -> bool:
     return carries_loss(turn, LOSS_FLAGS, "message")
 
 
-def carries_loss(said: Mapping[str, object], flags: Iterable[str], whose: str) -> bool:
+def carries_loss(said: RawRecord, flags: Iterable[str], whose: str) -> bool:
     """What these flags say of a message, a part or a record; one that is not there asks for nothing."""
     train = True
     for field in flags:
@@ -165,7 +156,7 @@ def carries_loss(said: Mapping[str, object], flags: Iterable[str], whose: str) -
     return train
 
 
-def _parts_carry_loss(content: Iterable[str | Mapping[str, object]]) -> bool:
+def _parts_carry_loss(content: Iterable[str | RawRecord]) -> bool:
     """What all text parts of a message agree on: a message carries loss as a whole or not at all."""
     said = set()
     for part in content:
@@ -203,7 +194,7 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             part = {"type": "text", "text": part}
         if not isinstance(part, Mapping):
             raise RecordError("schema", "a part of a message is not an object", type(part).__name__)
-        name = type_of(part)
+        name = part_type(part)
         if name == "text":
             text = part.get("text")
             text = part.get("value") if text is None else text
@@ -218,15 +209,15 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
             raise RecordError("schema", "unknown part type", _short(name))
 
 
-def type_of(part: Mapping[str, Any]) -> Any:
+def part_type(part: RawRecord) -> Any:
     """What a part says it is, or what its keys say."""
     name = part.get("type")
     return next((key for key in ("text", *PART_FIELDS) if part.get(key) is not None), None) if name is None else name
 
 
-def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None) -> Media | None:
+def _read_media_part(part: RawRecord, name: str, pool: MediaPool | None) -> Media | None:
     kind, fields = PART_FIELDS[name]
-    limits = limits_of(part, kind)
+    limits = read_limits(part, kind)
     for field in fields:
         item = part.get(field)
         if item is None:
@@ -241,7 +232,7 @@ def _read_media_part(part: Mapping[str, Any], name: str, pool: MediaPool | None)
 
 
 def _meaning_of_markers(turns: Iterable[object], pool: MediaPool) -> Mapping[str, MediaKind]:
-    """Which markers stand for media: `<image>`, and those of kinds that the record has, since `<video>` is HTML, too.
+    """Which markers mean media: `<image>`, and those of kinds that the record has, since `<video>` is HTML, too.
 
     Video datasets in LLaVA's format often write `<image>` where the video goes.
     """
@@ -275,12 +266,12 @@ def refuse_markers(messages: Sequence[Message]) -> None:
                 )
 
 
-def _has_string_content(turn: Mapping[str, object]) -> bool:
+def _has_string_content(turn: RawRecord) -> bool:
     return isinstance(turn.get("content"), str) or isinstance(turn.get("value"), str)
 
 
 def _put_first(messages: list[Message], media: list[Media]) -> list[Message]:
-    """Media that nothing marks stand before the first user text, as in LLaVA and nanoVLM."""
+    """Media without markers go before the first user text, as in LLaVA and nanoVLM."""
     for position, message in enumerate(messages):
         if message.role == "user":
             first = replace(message, parts=(*media, *message.parts))

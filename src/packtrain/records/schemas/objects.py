@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.seeds import stream
@@ -14,6 +14,7 @@ from packtrain.core.values import Message, Text
 from packtrain.records.schemas.chat import ConvertedRecord, checked_text
 from packtrain.records.schemas.recognise import OWN_FUNCTION
 from packtrain.records.schemas.references import MediaPool
+from packtrain.records.source import RawRecord
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -27,21 +28,14 @@ NORM_SCALES: Mapping[str, int] = {"norm100": 100, "norm1000": 1000}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnnotatedObject:
-    """One object; exactly one of bbox_2d (x1, y1, x2, y2) and poly (x1, y1, x2, y2, x3, y3, ...) is set."""
+    """One object. A bbox_2d is x1, y1, x2, y2; a poly x1, y1, x2, y2, x3, y3, ..."""
 
     desc: str
-    bbox_2d: tuple[float, ...] | None = None
-    poly: tuple[float, ...] | None = None
-
-    @property
-    def points(self) -> tuple[float, ...]:
-        """The coordinates, x and y in turn."""
-        return self.bbox_2d or self.poly or ()
+    shape: Literal["bbox_2d", "poly"]
+    points: tuple[float, ...]  # x and y in turn
 
 
-def objects_schema(
-    value: Mapping[str, object], pool: MediaPool | None, options: SchemaOptions, record_id: str
-) -> ConvertedRecord:
+def objects_schema(value: RawRecord, pool: MediaPool | None, options: SchemaOptions, record_id: str) -> ConvertedRecord:
     """`images` and `objects` (with `width` and `height` where coordinates are normalised)."""
     raw = value["objects"]
     if not isinstance(raw, list | tuple):
@@ -78,7 +72,7 @@ def _read_object(item: object) -> AnnotatedObject:
         raise RecordError("schema", "bbox_2d needs four numbers", f"{len(numbers)} for {desc[:40]!a}")
     if poly is not None and (len(numbers) < 6 or len(numbers) % 2):
         raise RecordError("schema", "poly needs an even count of at least six numbers", f"{len(numbers)}")
-    return AnnotatedObject(desc=desc, bbox_2d=numbers) if poly is None else AnnotatedObject(desc=desc, poly=numbers)
+    return AnnotatedObject(desc=desc, shape="bbox_2d" if poly is None else "poly", points=numbers)
 
 
 def _numbers(items: object, desc: str) -> tuple[float, ...]:
@@ -108,32 +102,25 @@ def order_objects(objects: list[AnnotatedObject], ordering: str, seed: int, reco
 def _normalised(item: AnnotatedObject, size: tuple[float, float], scale: int) -> AnnotatedObject:
     """Whole numbers from 0 to scale; what lies outside the image is put on its edge."""
     points = tuple(min(max(round(x / size[i % 2] * scale), 0), scale) for i, x in enumerate(item.points))
-    if item.bbox_2d is not None:
-        return AnnotatedObject(desc=item.desc, bbox_2d=points)
-    return AnnotatedObject(desc=item.desc, poly=points)
+    return replace(item, points=points)
 
 
 def render_objects(objects: list[AnnotatedObject], template: str | None) -> str:
     """The answer's text: by default one line of JSON per object, else the user's template over `objects`.
 
-    >>> render_objects([AnnotatedObject(desc="a cup", bbox_2d=(1, 2, 30, 40))], None)
+    >>> cup = AnnotatedObject(desc="a cup", shape="bbox_2d", points=(1, 2, 30, 40))
+    >>> render_objects([cup], None)
     '{"desc": "a cup", "bbox_2d": [1, 2, 30, 40]}'
-    >>> render_objects([AnnotatedObject(desc="a cup", bbox_2d=(1, 2, 30, 40))], "{{ objects[0].desc }}!")
+    >>> render_objects([cup], "{{ objects[0].desc }}!")
     'a cup!'
     """
-    plain = [_plain(item) for item in objects]
+    plain = [{"desc": item.desc, item.shape: list(item.points)} for item in objects]
     if template is None:
         return "\n".join(map(_JSON.encode, plain))
     try:
         return compile_template(template).render(objects=plain)
     except Exception as error:  # a template can fail in any way that Python can
         raise RecordError("schema", "the object template failed", f"{type(error).__name__}: {error}"[:200]) from None
-
-
-def _plain(item: AnnotatedObject) -> dict[str, object]:
-    if item.bbox_2d is not None:
-        return {"desc": item.desc, "bbox_2d": list(item.bbox_2d)}
-    return {"desc": item.desc, "poly": list(item.points)}
 
 
 @functools.lru_cache(maxsize=8)

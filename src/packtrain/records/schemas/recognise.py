@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from packtrain.core.errors import RecordError, nearest
 from packtrain.core.values import MediaKind
+from packtrain.records.source import RawRecord
 
 # The columns that make a schema, in the order in which schemas are tried; each line is one sufficient set.
 # `alpaca` is never told by them, only asked for by name.
@@ -25,12 +27,9 @@ SCHEMA_COLUMNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 TURNS = ("messages", "conversations", "conversation", "prompt", "completion")  # columns that may hold turns
 MEDIA_COLUMNS: Mapping[str, MediaKind] = {
-    "images": "image",
-    "image": "image",
-    "videos": "video",
-    "video": "video",
-    "audios": "audio",
-    "audio": "audio",
+    **{"images": "image", "image": "image"},
+    **{"videos": "video", "video": "video"},
+    **{"audios": "audio", "audio": "audio"},
 }
 # Other names of the same, read where the record has no medium of that kind otherwise.
 MEDIA_ALIASES: Mapping[str, MediaKind] = {
@@ -57,14 +56,9 @@ _QUESTION = "a column that belongs to the question is not read"
 _PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
 # Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
 REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "rejected": (_PREFERENCES, ()),
-    "rejected_response": (_PREFERENCES, ()),
-    "rejected_messages": (_PREFERENCES, ()),
-    "chosen": (_PREFERENCES, ()),
+    **dict.fromkeys(("rejected", "rejected_response", "rejected_messages", "chosen"), (_PREFERENCES, ())),
     "non_preferred_output": (_PREFERENCES, ()),
-    "options": (_QUESTION, _PAIRS),
-    "choices": (_QUESTION, _PAIRS),
-    "context": (_QUESTION, _PAIRS),
+    **dict.fromkeys(("options", "choices", "context"), (_QUESTION, _PAIRS)),
 }
 # Names that others give to columns, by the one here that is most alike.
 _ALIKE: Mapping[str, tuple[str, ...]] = {
@@ -81,9 +75,6 @@ _ALIKE: Mapping[str, tuple[str, ...]] = {
 _KEEP = "this is supervised fine-tuning: keep the preferred rows, with the answer as completion"
 _FLAG = re.compile(r"\s*(true|false|yes|no|[0-9.]+)\s*", re.IGNORECASE)
 _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` is KTO's, where it is true or false
-
-_MAX_PLANS = 1024  # datasets have a handful of shapes; junk must not grow the cache without end
-_plans: dict[tuple[Any, ...], Plan] = {}
 
 
 class Plan(NamedTuple):
@@ -102,34 +93,28 @@ def known_columns() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *MEDIA_COLUMNS, *OTHER_COLUMNS]))
 
 
-def plan_for(value: Mapping[str, object]) -> Plan:
+def plan_for(value: RawRecord) -> Plan:
     """The plan for a record's set of columns."""
-    key = tuple(value)
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _make_plan(value)
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
-        _plans[key] = plan
-    return plan
+    return _plan(tuple(value))
 
 
-def _make_plan(value: Mapping[str, object]) -> Plan:
+@functools.lru_cache(maxsize=1024)  # datasets have a handful of shapes; junk must not grow the cache without end
+def _plan(names: tuple[str, ...]) -> Plan:
     return Plan(
         schemas=tuple(
             (name, columns)
             for name, sets in SCHEMA_COLUMNS.items()
             for columns in sets
-            if all(column in value for column in columns)
+            if all(column in names for column in columns)
         ),
-        media=tuple((name, kind) for name, kind in {**MEDIA_COLUMNS, **MEDIA_ALIASES}.items() if name in value),
-        id_column=next((column for column in ID_COLUMNS if column in value), None),
-        flags=tuple(name for name in LOSS_FLAGS if name in value),
-        refused=tuple(name for name in (*REFUSED_COLUMNS, "label", "objects") if name in value),
+        media=tuple((name, kind) for name, kind in {**MEDIA_COLUMNS, **MEDIA_ALIASES}.items() if name in names),
+        id_column=next((column for column in ID_COLUMNS if column in names), None),
+        flags=tuple(name for name in LOSS_FLAGS if name in names),
+        refused=tuple(name for name in (*REFUSED_COLUMNS, "label", "objects") if name in names),
     )
 
 
-def refuse_columns(plan: Plan, value: Mapping[str, object], schema: str | None) -> None:
+def refuse_columns(plan: Plan, value: RawRecord, schema: str | None) -> None:
     """Refuse what would be learned as something else; `schema` is None before one is chosen."""
     for column in plan.refused:
         item = value[column]
@@ -161,7 +146,7 @@ def is_flag(item: Any) -> bool:
     return isinstance(item, int | float) or (isinstance(item, str) and _FLAG.fullmatch(item) is not None)
 
 
-def choose_schema(plan: Plan, value: Mapping[str, object]) -> str:
+def choose_schema(plan: Plan, value: RawRecord) -> str:
     """The first candidate whose columns are filled; tables give every record all columns, many of them None."""
     for name, columns in plan.schemas:
         for column in columns:
@@ -174,7 +159,7 @@ def choose_schema(plan: Plan, value: Mapping[str, object]) -> str:
     raise _unknown(value)
 
 
-def recognise_schema(value: Mapping[str, object]) -> str:
+def recognise_schema(value: RawRecord) -> str:
     """The name of a record's schema, a key of SCHEMAS.
 
     >>> recognise_schema({"id": 1, "prompt": "2+2?", "completion": "4"})
@@ -183,7 +168,7 @@ def recognise_schema(value: Mapping[str, object]) -> str:
     return choose_schema(plan_for(value), value)
 
 
-def _unknown(value: Mapping[str, object]) -> RecordError:
+def _unknown(value: RawRecord) -> RecordError:
     filled = [str(name) for name, item in value.items() if item is not None]
     known = [name for name in known_columns() if name not in filled]
     hints = [hint for name in filled[:20] if name not in known_columns() and (hint := nearest(name, known))]
@@ -192,7 +177,7 @@ def _unknown(value: Mapping[str, object]) -> RecordError:
     return RecordError("schema", "unknown schema", "; ".join(filter(None, (detail, hint))))
 
 
-def looks_like(value: Mapping[str, Any]) -> str:
+def looks_like(value: RawRecord) -> str:
     """Which names of columns, or places in them, would make it a schema.
 
     >>> looks_like({"query": "2+2?", "Response": "4"})

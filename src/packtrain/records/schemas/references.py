@@ -12,7 +12,7 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, MediaRef, PartLimits
 from packtrain.records.schemas.recognise import MEDIA_ALIASES
-from packtrain.records.source import MEDIA_ENDINGS
+from packtrain.records.source import MEDIA_ENDINGS, RawRecord
 
 # By the names of `PartLimits`.
 PART_LIMITS: Mapping[MediaKind, Mapping[str, str]] = {
@@ -29,7 +29,7 @@ OTHER_LIMITS = (
 LIMIT_KEYS = frozenset((*OTHER_LIMITS, *(name for known in PART_LIMITS.values() for name in known)))
 
 
-def limits_of(part: Mapping[str, Any], kind: MediaKind) -> PartLimits | None:
+def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
     """The limits that a part of a message, or an item of a media column, gives its medium."""
     if LIMIT_KEYS.isdisjoint(part):
         return None
@@ -64,7 +64,7 @@ _PLURAL = {"image": "images", "video": "videos", "audio": "audios"}
 
 
 def make_ref(kind: MediaKind, item: object) -> MediaRef:
-    """The reference behind one item of a media column or one field of a typed part."""
+    """The reference in one item of a media column or one field of a typed part."""
     if isinstance(item, str):
         return _from_string(kind, item)
     if isinstance(item, bytes | bytearray | memoryview):
@@ -96,7 +96,7 @@ def _from_data_url(item: str) -> MediaRef:
 
 
 def from_base64(body: str, name: str) -> MediaRef:
-    """A reference to the bytes that strict base64 stands for, of a bounded size."""
+    """A reference to the bytes of strict base64, up to a bounded size."""
     if len(body) > MAX_INLINE_BYTES // 3 * 4 + 4:
         raise RecordError("media", "inline media too large", f"{len(body)} characters of base64")
     try:
@@ -111,7 +111,7 @@ def _bounded(data: bytes) -> bytes:
     return data
 
 
-def _from_mapping(kind: MediaKind, item: Mapping[str, object]) -> MediaRef:
+def _from_mapping(kind: MediaKind, item: RawRecord) -> MediaRef:
     """Tables hold {"bytes", "path"}; chat formats {"url"}; audio input and Anthropic's sources {"data"}."""
     data, path = item.get("bytes"), item.get("path")
     if data is not None:
@@ -166,12 +166,12 @@ class MediaPool:
         return make_ref(kind, item)
 
     def _medium(self, kind: MediaKind, item: object) -> Media:
-        return Media(kind, self.resolve(kind, item), limits_of(item, kind) if isinstance(item, Mapping) else None)
+        return Media(kind, self.resolve(kind, item), read_limits(item, kind) if isinstance(item, Mapping) else None)
 
     def _match(self, kind: MediaKind, item: object) -> str | None:
         """Name first (whole, then its last component), then extension, then the next of its kind.
 
-        A reference that carries its own bytes stands for itself; one medium may be shown several times by name.
+        A reference with bytes of its own is used as it is; one medium may be shown several times by name.
         """
         name = item.get("path") or item.get("url") if isinstance(item, Mapping) and not item.get("bytes") else item
         if not isinstance(name, str) or not name or name.startswith("data:"):
@@ -204,12 +204,11 @@ class MediaPool:
 
     def left(self) -> list[tuple[MediaKind, int]]:
         """How many media of each kind nobody has asked for."""
-        rest = []
-        for kind in KINDS:
-            number = len(self._columns.get(kind, [])) - self._taken[kind] + len(self._free.get((kind, None)) or ())
-            if number:
-                rest.append((kind, number))
-        return rest
+        columns, attached = self._columns, self._free
+        counts = {
+            kind: len(columns.get(kind, ())) - self._taken[kind] + len(attached.get((kind, None), ())) for kind in KINDS
+        }
+        return [(kind, number) for kind, number in counts.items() if number]
 
     def take_rest(self) -> list[Media]:
         """Everything that is left, images first."""
@@ -226,21 +225,17 @@ class MediaPool:
 
 
 def _extension(name: str) -> str:
-    """What stands behind the last dot; the whole name where there is none."""
+    """What follows the last dot; the whole name where there is none."""
     return name.rpartition(".")[2].lower()
 
 
 def attached_kind(key: str, ref: MediaRef) -> MediaKind | None:
     """The kind of a medium in a tar shard, by the extension of its key or its name."""
-    for name in (key, ref.name):
-        kind = MEDIA_ENDINGS.get(name.rpartition(".")[2].lower())
-        if kind is not None:
-            return kind
-    return None
+    return MEDIA_ENDINGS.get(_extension(key)) or MEDIA_ENDINGS.get(_extension(ref.name))
 
 
 def gather(
-    value: Mapping[str, object], columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
+    value: RawRecord, columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
 ) -> MediaPool | None:
     """The pool of a record, or None for a record without any medium outside its messages."""
     found: dict[MediaKind, list[object]] = {}

@@ -19,14 +19,15 @@ from packtrain.records.schemas.chat import (
     refuse_markers,
     texts_schema,
 )
-from packtrain.records.schemas.objects import NORM_SCALES, compile_template, objects_schema
-from packtrain.records.schemas.pairs import (
+from packtrain.records.schemas.flat import (
     alpaca_schema,
     instruction_schema,
     prompt_completion_schema,
     question_answer_schema,
     text_schema,
+    tokens_schema,
 )
+from packtrain.records.schemas.objects import NORM_SCALES, compile_template, objects_schema
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
     MEDIA_ALIASES,
@@ -42,10 +43,9 @@ from packtrain.records.schemas.recognise import (
     refuse_columns,
 )
 from packtrain.records.schemas.references import MediaPool, gather
-from packtrain.records.schemas.tokens import tokens_schema
-from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked_text, variables_of, without_nulls
-from packtrain.records.schemas.unread import UnreadNames, refuse_lookalikes, unread_of
-from packtrain.records.source import Entry
+from packtrain.records.schemas.tools import KWARGS_COLUMN, TOOL_COLUMNS, checked_text, read_variables, without_nulls
+from packtrain.records.schemas.unread import UnreadNames, refuse_lookalikes, unread_items
+from packtrain.records.source import Entry, RawRecord
 
 ORDERINGS = ("sorted", "random", "as_is")
 EMIT_NORMS = ("none", *NORM_SCALES)
@@ -68,9 +68,9 @@ class SchemaOptions:
 
     def __post_init__(self) -> None:
         if self.schema is not None:
-            _one_of("data.schema", self.schema, tuple(SCHEMA_COLUMNS), _SCHEMA_NAMES)
-        _one_of("data.object_ordering", self.object_ordering, ORDERINGS, "")
-        _one_of("data.emit_norm", self.emit_norm, EMIT_NORMS, "")
+            _require_choice("data.schema", self.schema, tuple(SCHEMA_COLUMNS), _SCHEMA_NAMES)
+        _require_choice("data.object_ordering", self.object_ordering, ORDERINGS, "")
+        _require_choice("data.emit_norm", self.emit_norm, EMIT_NORMS, "")
         if self.coord_tokens:
             raise ConfigError(
                 "data.coord_tokens",
@@ -92,7 +92,7 @@ class SchemaOptions:
                 )
 
 
-def _one_of(where: str, got: object, allowed: tuple[str, ...], fix: str) -> None:
+def _require_choice(where: str, got: object, allowed: tuple[str, ...], fix: str) -> None:
     if got not in allowed:
         fix = nearest(str(got), allowed) or fix
         raise ConfigError(where, got=got, expected="one of " + ", ".join(allowed), fix=fix)
@@ -102,14 +102,14 @@ Formatting = Callable[[dict[str, object]], Any]
 
 
 def load_formatting(name: str) -> tuple[Formatting, str]:
-    """The function behind "module:function" and its source text."""
+    """The function named "module:function" and its source text."""
     return load_function(name, where="data.formatting_func", example="my_data:to_messages")
 
 
-def apply_formatting(function: Formatting, value: Mapping[str, object]) -> dict[str, object]:
+def apply_formatting(function: Formatting, value: RawRecord) -> dict[str, object]:
     """The record that the user's function makes of a raw one, in the `messages` schema.
 
-    A list of messages keeps the media columns of the raw record; a returned dict stands for itself. The id stays.
+    A list of messages keeps the media columns of the raw record; a returned dict is taken as it is. The id stays.
     """
     try:
         made = function(dict(value))
@@ -128,10 +128,10 @@ def apply_formatting(function: Formatting, value: Mapping[str, object]) -> dict[
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 _VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
-Converter = Callable[[Mapping[str, object], MediaPool | None, SchemaOptions, str], ConvertedRecord]
+Converter = Callable[[RawRecord, MediaPool | None, SchemaOptions, str], ConvertedRecord]
 
 
-def _simple(schema: Callable[[Mapping[str, object], MediaPool | None], ConvertedRecord]) -> Converter:
+def _simple(schema: Callable[[RawRecord, MediaPool | None], ConvertedRecord]) -> Converter:
     return lambda value, pool, options, record_id: schema(value, pool)
 
 
@@ -159,7 +159,7 @@ def to_record(
     unread: UnreadNames | None = None,
     schemas: Counter[str] | None = None,
 ) -> Record:
-    """The record that one entry stands for; for a model of text alone `<image>` is a text.
+    """The record of one entry; for a model of text alone `<image>` is a text.
 
     What it has that nothing reads is counted in `unread`, and what it was read as in `schemas`.
 
@@ -195,7 +195,7 @@ def to_record(
     messages = draft.messages
     if "system" in value and name not in ("text", "tokens"):
         messages = _with_system(value, messages, plain=draft.plain)
-    found = unread_of(value, name)
+    found = unread_items(value, name)
     if found:
         refuse_lookalikes(found, None if text_only else messages)
     if not text_only:
@@ -208,7 +208,7 @@ def to_record(
         schemas[f"{name} ({draft.how})" if draft.how else name] += 1
     variables = None
     if draft.tools or not _VARIABLES.isdisjoint(value):
-        variables = variables_of(value, draft.tools)
+        variables = read_variables(value, draft.tools)
         if variables is not None and (draft.plain or draft.tokens is not None):
             raise RecordError("schema", "tools or chat_template_kwargs of plain text", "it has no chat template")
     return Record(
@@ -223,7 +223,7 @@ def to_record(
     )
 
 
-def _parsed(value: Mapping[str, object]) -> Mapping[str, object]:
+def _parsed(value: RawRecord) -> RawRecord:
     """The record with its chat and its media as lists, where a table keeps them as texts of JSON."""
     for column in ("messages", "conversations", "images", "videos", "audios"):
         item = value.get(column)
@@ -237,7 +237,7 @@ def _parsed(value: Mapping[str, object]) -> Mapping[str, object]:
     return value
 
 
-def _record_id(plan: Plan, value: Mapping[str, object], origin: str) -> str:
+def _record_id(plan: Plan, value: RawRecord, origin: str) -> str:
     """The data's own id where it is a text or a whole number, else where the record was found."""
     if plan.id_column is None:
         return origin
@@ -250,7 +250,7 @@ def _record_id(plan: Plan, value: Mapping[str, object], origin: str) -> str:
     return origin
 
 
-def _renamed(value: Mapping[str, object], columns: Mapping[str, str]) -> dict[str, object]:
+def _renamed(value: RawRecord, columns: Mapping[str, str]) -> dict[str, object]:
     """The record under the names used here; a renamed column wins over one that already has the name.
 
     >>> _renamed({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
@@ -277,7 +277,7 @@ def _inside(item: object, key: str) -> object:
     return None
 
 
-def _require(name: str, value: Mapping[str, object]) -> None:
+def _require(name: str, value: RawRecord) -> None:
     for columns in SCHEMA_COLUMNS[name]:
         if all(value.get(column) is not None for column in columns):
             return
@@ -285,8 +285,8 @@ def _require(name: str, value: Mapping[str, object]) -> None:
     raise RecordError("schema", "the schema's columns are missing", f"{name} needs {needed}")
 
 
-def _with_system(value: Mapping[str, object], messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
-    """A `system` column stands before a conversation that does not begin with a system message of its own."""
+def _with_system(value: RawRecord, messages: tuple[Message, ...], *, plain: bool) -> tuple[Message, ...]:
+    """A `system` column is put before a conversation that does not begin with a system message of its own."""
     system = value["system"]
     if system is None or system == "":
         return messages

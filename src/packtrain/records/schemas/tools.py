@@ -16,6 +16,7 @@ from typing import Any
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Extras, Scalar, ToolCall, Variables
 from packtrain.records.schemas.recognise import LOSS_FLAGS
+from packtrain.records.source import RawRecord
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 EXTRA_KEYS = ("tool_calls", "function_call", *REASONING_KEYS)
@@ -49,9 +50,6 @@ _LONGEST = 10_000  # characters of an argument of the template
 _PART_LOSS = "loss on a part of a message is not supported"
 _EXCHANGE = ("user", "human", "assistant")  # keys of a turn that holds a question and its answer
 _CONTENT = ("role", "content", "from", "value")
-
-Turn = Mapping[str, Any]
-
 
 # ---- turns
 
@@ -94,17 +92,17 @@ def _is_folded(turn: object) -> bool:
     return False
 
 
-def _is_exchange(turn: Turn) -> bool:
+def _is_exchange(turn: RawRecord) -> bool:
     """A question and its answer in one: nanoVLM's {user, assistant}, ms-swift's {human, assistant}."""
     return "assistant" in turn and ("user" in turn or "human" in turn)
 
 
-def _role(turn: Turn) -> Any:
+def _role(turn: RawRecord) -> Any:
     role = turn.get("role") or turn.get("from")
     return role if isinstance(role, str) else None
 
 
-def _add_calls(found: list[Any], turn: Turn, role: str) -> None:
+def _add_calls(found: list[Any], turn: RawRecord, role: str) -> None:
     """A turn that is calls. ms-swift's belong to the answer before them, and to those beside them."""
     content = turn.get("content") or turn.get("value")
     calls = parsed(content, "a tool call is not JSON")
@@ -114,12 +112,15 @@ def _add_calls(found: list[Any], turn: Turn, role: str) -> None:
     if role == "tool_call" and isinstance(before, Mapping) and _role(before) in ("assistant", "gpt"):
         if any(before.get(flag) != rest.get(flag) for flag in LOSS_FLAGS):
             raise RecordError("schema", _PART_LOSS, "an answer and its tool calls")
-        found[-1] = _with(rest, {**before, "tool_calls": [*(before.get("tool_calls") or ()), *calls]})
+        earlier = parsed(before.get("tool_calls") or [], "a tool call is not JSON")
+        if not isinstance(earlier, list | tuple):
+            raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(earlier).__name__}")
+        found[-1] = _with(rest, {**before, "tool_calls": [*earlier, *calls]})
     else:
         found.append(_with(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
 
 
-def _with(rest: Turn, made: Mapping[str, Any]) -> dict[str, Any]:
+def _with(rest: RawRecord, made: RawRecord) -> dict[str, Any]:
     """What was made of a turn with the rest of its keys, which must not say the same once more."""
     for key in EXTRA_KEYS:
         if key in made and rest.get(key):
@@ -127,7 +128,7 @@ def _with(rest: Turn, made: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **made}
 
 
-def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
+def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
     """One turn for what a message says, one for each tool's answer in it, in their order."""
     content = turn.get("content") or turn.get("value")
     assert content is not None
@@ -150,7 +151,10 @@ def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
                 raise RecordError("schema", "reasoning after the answer has started", "templates write it before")
             made["reasoning_content"] = item
         elif kind == "tools":
-            tools += parsed(item, "tool definitions are not JSON") or ()
+            definitions = parsed(item, "tool definitions are not JSON") or []
+            if not isinstance(definitions, list | tuple):
+                raise RecordError("schema", "tool definitions are not a list", type(definitions).__name__)
+            tools += definitions
         elif kind == "tool_result":
             if parts:
                 yield {**rest, "role": _role(turn), "content": parts}
@@ -166,14 +170,14 @@ def _from_blocks(turn: Turn, tools: list[Any]) -> Iterator[dict[str, Any]]:
         yield _with(rest, {**made, "role": _role(turn), "content": parts or None})
 
 
-def _answered(part: Mapping[str, Any]) -> dict[str, Any]:
+def _answered(part: RawRecord) -> dict[str, Any]:
     return {"tool_call_id": part["tool_use_id"]} if part.get("tool_use_id") is not None else {}
 
 
 # ---- what a message has beside its content
 
 
-def extras_of(turn: Turn, role: str) -> Extras | None:
+def read_extras(turn: RawRecord, role: str) -> Extras | None:
     """Tool calls and reasoning of an answer, id and name of a tool's answer."""
     if role == "tool":
         number, name = (_text(turn.get(key), key) for key in ANSWER_KEYS)
@@ -227,7 +231,7 @@ def _call(item: object) -> ToolCall:
 # ---- what a record has beside its messages
 
 
-def variables_of(value: Mapping[str, Any], said: Sequence[Any]) -> Variables | None:
+def read_variables(value: RawRecord, said: Sequence[Any]) -> Variables | None:
     """The tool definitions and template arguments of a record; `said` are definitions that its messages hold."""
     columns = [name for name in TOOL_COLUMNS if value.get(name)]
     if len(columns) + bool(said) > 1:
@@ -271,7 +275,7 @@ def _kwargs(item: object) -> tuple[tuple[str, Scalar], ...]:
 # ---- JSON
 
 
-def without_nulls(value: Mapping[str, Any], turns: Sequence[str]) -> Mapping[str, Any]:
+def without_nulls(value: RawRecord, turns: Sequence[str]) -> RawRecord:
     """A row of a table less the keys that it has only because other rows have them, where they would be written out."""
     found = {name: _less(value[name]) for name in (*TOOL_COLUMNS, KWARGS_COLUMN) if value.get(name)}
     for name in turns:

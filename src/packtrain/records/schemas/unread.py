@@ -12,7 +12,7 @@ from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message
-from packtrain.records.schemas.chat import PART_FIELDS, ROLE_ALIASES, SAID_KEYS, type_of
+from packtrain.records.schemas.chat import MESSAGE_KEYS, PART_FIELDS, ROLE_ALIASES, part_type
 from packtrain.records.schemas.recognise import (
     ID_COLUMNS,
     LOSS_FLAGS,
@@ -25,7 +25,7 @@ from packtrain.records.schemas.recognise import (
 )
 from packtrain.records.schemas.references import LIMIT_KEYS, a_kind
 from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
-from packtrain.records.source import MEDIA_ENDINGS
+from packtrain.records.source import MEDIA_ENDINGS, RawRecord
 
 # What is about a record and not of it: leaving it out changes nothing.
 IRRELEVANT = frozenset(
@@ -44,12 +44,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "alpaca": ("input", "history"),
     "objects": ("width", "height"),
     "tokens": (
-        "labels",
-        "attention_mask",
-        "position_ids",
-        "token_type_ids",
-        "special_tokens_mask",
-        "length",
+        *("labels", "attention_mask", "position_ids", "token_type_ids", "special_tokens_mask", "length"),
         *LOSS_MASKS,
     ),
 }
@@ -59,7 +54,7 @@ _TURNS: Mapping[str, tuple[str, ...]] = {
     "texts": ("texts",),
     "prompt_completion": ("prompt", "completion"),
 }
-_SAID = SAID_KEYS | IRRELEVANT
+_SAID = MESSAGE_KEYS | IRRELEVANT
 _ASKED = frozenset(("type", "cache_control", "train_detail", *LOSS_FLAGS)) | IRRELEVANT
 # What is read of a message by the names it has for its role and its content, and of a part by its type.
 _KEYS: Mapping[str, frozenset[str]] = {
@@ -117,10 +112,10 @@ class UnreadNames:
         return found
 
 
-def unread_of(value: Mapping[str, Any], schema: str) -> list[tuple[str, object]]:
+def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
     """The filled columns and keys of a record that its schema does not read, with what they hold.
 
-    >>> unread_of({"id": 1, "messages": [{"role": "user", "content": "x", "mood": "good"}], "rating": 5}, "messages")
+    >>> unread_items({"id": 1, "messages": [{"role": "user", "content": "x", "mood": "good"}], "rating": 5}, "messages")
     [('rating', 5), ('messages[].mood', 'good')]
     """
     found = [
@@ -131,7 +126,7 @@ def unread_of(value: Mapping[str, Any], schema: str) -> list[tuple[str, object]]
     columns = [name for name in _TURNS.get(schema, ()) if value.get(name) is not None]
     for column in columns if schema == "prompt_completion" else columns[:1]:
         if isinstance(turns := value[column], list | tuple):
-            found += _of_turns(turns, column)
+            found += _unread_in_turns(turns, column)
     found += [(name, value[name]) for name in columns[1:] if schema != "prompt_completion"]
     return found
 
@@ -178,23 +173,23 @@ def _medium_in(item: object, words: set[str]) -> MediaKind | None:
     return kind or (said if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
 
 
-def _of_turns(turns: Iterable[Mapping[str, Any]], column: str) -> Iterator[tuple[str, object]]:
+def _unread_in_turns(turns: Iterable[RawRecord], column: str) -> Iterator[tuple[str, object]]:
     for turn in turns:
         if len(turn) > 2:
-            yield from _filled_of(turn, _kind(turn), f"{column}[]")
+            yield from _unread_keys(turn, _kind(turn), f"{column}[]")
         content = turn.get("content") or turn.get("value")
         if isinstance(content, list | tuple):
             for part in content:
                 if isinstance(part, Mapping):
-                    kind = type_of(part)
-                    yield from _filled_of(part, "block" if kind in BLOCKS else kind, f"{column}[].content[]")
+                    kind = part_type(part)
+                    yield from _unread_keys(part, "block" if kind in BLOCKS else kind, f"{column}[].content[]")
 
 
-def _filled_of(item: Mapping[str, Any], kind: str, where: str) -> Iterator[tuple[str, object]]:
+def _unread_keys(item: RawRecord, kind: str, where: str) -> Iterator[tuple[str, object]]:
     return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _filled(item[key]))
 
 
-def _kind(turn: Mapping[str, object]) -> str:
+def _kind(turn: RawRecord) -> str:
     role = turn.get("role") or turn.get("from")
     if role is None:
         return "exchange"

@@ -31,17 +31,8 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _FILE = "file://"
 # What file systems call the version of a file; a modification time is one where there is nothing better.
 _STAMPS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "md5",
-    "Content-MD5",
-    "Digest",
-    "sha256",
-    "checksum",
-    "version_id",
-    "generation",
-    "blob_id",
+    *("ETag", "etag", "md5Hash", "md5", "Content-MD5", "Digest", "sha256"),
+    *("checksum", "version_id", "generation", "blob_id"),
 )
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "mtime", "updated", "created")
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -61,6 +52,9 @@ class Identity:
 
 class _Changed(OSError):
     """The source is not what it was when reading began."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: the file has changed while it was read")
 
 
 def is_remote(path: str) -> bool:
@@ -115,7 +109,7 @@ def with_retries(path: str, ask: Callable[[], Answer], pauses: Sequence[float]) 
     except (*_OURS, _Changed):
         raise
     except Exception as error:
-        raise _said(path, error, attempts=len(pauses) + 1 if _may_pass(error) else 1) from error
+        raise _lasting_fault(path, error, attempts=len(pauses) + 1 if _may_pass(error) else 1) from error
 
 
 @contextmanager
@@ -143,20 +137,20 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status behind an error, where there is one."""
+    """The HTTP status of an error or of its cause, where there is one."""
     found = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(found, int) and found >= 100:
         return found
     return _status(error.__cause__) if error.__cause__ is not None else None
 
 
-def _said(path: str, error: Exception, attempts: int) -> RecordError | Unreachable:
+def _lasting_fault(path: str, error: Exception, attempts: int) -> RecordError | Unreachable:
     """A fault that stays, in words. Only a file that is not there is the file's own: others could be served again."""
     status, cause = _status(error), error.__cause__ if isinstance(error, FileNotFoundError) else None
     refused = is_remote(path) and isinstance(error, PermissionError)
     missing = status is None and cause is None and isinstance(error, _PERMANENT) and not refused
     if missing or status in _NOT_THERE:
-        return gone(path, error)
+        return missing_file(path, error)
     if status is not None:
         found = ("access denied, " if status in _REFUSED else "") + f"HTTP {status}"
     elif isinstance(cause or error, TimeoutError):
@@ -197,7 +191,7 @@ def _identify(path: str) -> Identity:
         state = os.stat(local_path(path))
         if not stat.S_ISREG(state.st_mode):
             raise RecordError("read", NOT_A_FILE, path)
-        return _identity_of(state)
+        return _local_identity(state)
     system, inner = file_system(path)
     try:
         found = system.info(inner)
@@ -212,13 +206,13 @@ def _identify(path: str) -> Identity:
     return Identity(size=size, stamp=hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
-def _identity_of(state: os.stat_result) -> Identity:
+def _local_identity(state: os.stat_result) -> Identity:
     return Identity(size=state.st_size, stamp=f"{state.st_size}-{state.st_mtime_ns}-{state.st_ino}")
 
 
 def identity_of_open(file: BinaryIO) -> Identity:
     """The identity of a local file that is open."""
-    return _identity_of(os.fstat(file.fileno()))
+    return _local_identity(os.fstat(file.fileno()))
 
 
 def open_raw(path: str) -> BinaryIO:
@@ -251,7 +245,7 @@ def raw_chunks(path: str, identity: Identity, pauses: Sequence[float] = PAUSES) 
 
 
 class _Followed:
-    """A file from its beginning; after a fault the next `read` goes on behind the last byte that came."""
+    """A file from its beginning; after a fault the next `read` continues after the last byte that came."""
 
     def __init__(self, path: str, identity: Identity) -> None:
         self._path, self._identity = path, identity
@@ -262,14 +256,14 @@ class _Followed:
         """The next bytes; none at the end, where all have come."""
         try:
             if self._failed and _identify(self._path) != self._identity:
-                raise _changed(self._path)
+                raise _Changed(self._path)
             if self._file is None:
                 self._file = _open_at(self._path, self._position)
             self._failed = False
             chunk = self._file.read(READ)
             size, end = self._identity.size, self._position + len(chunk)
             if size is not None and end > size:
-                raise _changed(self._path)
+                raise _Changed(self._path)
             if size is not None and not chunk and end < size:
                 raise OSError(f"the source delivered {end:,} of {size:,} bytes")
         except BaseException:
@@ -280,7 +274,6 @@ class _Followed:
         return chunk
 
     def close(self) -> None:
-        """Give the source back."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -306,11 +299,7 @@ def _open_at(path: str, position: int) -> BinaryIO:
     return file
 
 
-def _changed(path: str) -> _Changed:
-    return _Changed(f"{path}: the file has changed while it was read")
-
-
-def gone(path: str, error: Exception) -> RecordError:
+def missing_file(path: str, error: Exception) -> RecordError:
     """A file that is not there, or that we may not read."""
     status = _status(error)
     said = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
@@ -332,7 +321,7 @@ def has_wildcards(url: str) -> bool:
 
 
 def list_remote(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
-    """The files that URLs stand for, in reading order.
+    """The files that URLs name, in reading order.
 
     A name without wildcards stays even where nothing is there: a missing shard must be noticed, not left out.
     """

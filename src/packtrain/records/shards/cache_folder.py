@@ -79,7 +79,6 @@ class CacheEntry:
 
     @property
     def name(self) -> str:
-        """Its file name."""
         return f"{self.key.address}.{self.key.version}.{self.token}.{self.reserved}.{self.state}"
 
 
@@ -109,15 +108,15 @@ class Writing:
     written: int = 0
 
 
-def address_of(file: str) -> str:
-    """The digest that stands for a path or URL."""
+def file_address(file: str) -> str:
+    """The digest of a path or URL."""
     return hashlib.sha256(file.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def key_of(file: str, identity: Identity, kind: str = "") -> EntryKey:
+def entry_key(file: str, identity: Identity, kind: str = "") -> EntryKey:
     """The key of a file as it is now; `kind` tells apart several things made from it."""
     version = hashlib.sha256(f"{identity.size} {identity.stamp}".encode()).hexdigest()[:16]
-    return EntryKey(address=address_of(kind + file), version=version)
+    return EntryKey(address=file_address(kind + file), version=version)
 
 
 def is_ours(name: str) -> bool:
@@ -269,7 +268,7 @@ class CacheFolder:
 
     def abandon(self, writing: Writing) -> None:
         """Remove a file that will not be completed. It needs no lock of the folder: its name is ours alone."""
-        with suppress(OSError):  # then it is found without a lock, and removed, by whoever comes next
+        with suppress(OSError):  # then the next process finds it without a lock, and removes it
             os.ftruncate(writing.fd, 0)
             os.unlink(self._at(writing.entry))
         self.close(writing.fd)

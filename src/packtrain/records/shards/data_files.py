@@ -14,11 +14,11 @@ from packtrain.core.errors import RecordError
 from packtrain.records.shards.address import (
     PAUSES,
     Identity,
-    gone,
     identify,
     identity_of_open,
     is_remote,
     local_path,
+    missing_file,
     open_raw,
 )
 from packtrain.records.shards.cache_folder import CacheFault, NoRoom
@@ -26,13 +26,13 @@ from packtrain.records.shards.decompression import (
     CUT_OFF,
     DAMAGED,
     Compression,
-    compression_of,
     decompressed,
+    detect_compression,
     direct_plain,
 )
 from packtrain.records.shards.open_files import Handle, HandleTable
 from packtrain.records.shards.shard_cache import IN_MEMORY, ShardCache
-from packtrain.records.span import CursorFile, Plain, Span
+from packtrain.records.span import Plain, PlainFile, Span
 
 KIND = "gzip index of "
 SPACING = 4 << 20  # bytes of content between two points: each read decompresses half of that on average
@@ -49,38 +49,33 @@ def indexed_gzip() -> Any | None:
     return package
 
 
-class _Stored(CursorFile):
-    """The compressed file for the package: kept open, since it crashes where a file that it opens for a read is gone.
+class _Compressed:
+    """The stored bytes of a file for the package: kept open, since it crashes where a file is gone that it opens again.
 
     A file that ends early is an error here: the package would look for the rest without end.
     """
 
+    path: str | None = None
+
     def __init__(self, path: str, identity: Identity) -> None:
-        self._path, self._file, self._size = path, open_raw(path), identity.size or 0
+        self._path, self._file, self.size = path, open_raw(path), identity.size or 0
         if identity_of_open(self._file) != identity:
             self._file.close()
             raise OSError(f"{path}: the file has changed while it was opened")
 
-    def size(self) -> int:
-        return self._size
-
     def read_at(self, position: int, length: int) -> bytes:
-        wanted = min(length, max(0, self._size - position))
+        wanted = min(length, max(0, self.size - position))
         piece = os.pread(self._file.fileno(), wanted, position)
         if wanted and not piece:
-            raise OSError(f"{self._path} ends at byte {position:,} of {self._size:,}")
+            raise OSError(f"{self._path} ends at byte {position:,} of {self.size:,}")
         return piece
 
     def whole(self) -> bool:
         """Has the file still all of its bytes?"""
-        return os.fstat(self._file.fileno()).st_size >= self._size
-
-    def fileno(self) -> int:
-        raise OSError("to be read through this object only")
+        return os.fstat(self._file.fileno()).st_size >= self.size
 
     def close(self) -> None:
         self._file.close()
-        super().close()
 
 
 class IndexedGzip:
@@ -92,7 +87,8 @@ class IndexedGzip:
         self._path, self._identity = path, identity
         self._spacing = max(SPACING, (identity.size or 0) // MOST_POINTS)
         self._file: Any = None
-        self._stored = _Stored(path, identity)
+        self._stored = _Compressed(path, identity)
+        self._seekable = PlainFile(self._stored)
         try:
             self._begin(cache)
         except BaseException:
@@ -136,14 +132,13 @@ class IndexedGzip:
             return b""
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
         self._stored.close()
 
     def _open(self, **options: Any) -> Any:
         package = indexed_gzip()
         assert package is not None, "the caller has asked"
-        return package.IndexedGzipFile(fileobj=self._stored, spacing=self._spacing, buffer_size=BUFFER, **options)
+        return package.IndexedGzipFile(fileobj=self._seekable, spacing=self._spacing, buffer_size=BUFFER, **options)
 
     def _build(self) -> None:
         """Go through the whole file; first on our own, since the package takes a cut-off file for a shorter one."""
@@ -203,7 +198,6 @@ class LocalFiles:
             self._cache.want(list(filter(self._is_cached, files)))
 
     def done(self, files: Iterable[str]) -> None:
-        """Withdraw files."""
         if self._cache is not None:
             self._cache.done(list(filter(self._is_cached, files)))
 
@@ -223,7 +217,7 @@ class LocalFiles:
         try:
             return self._goes_through_cache(file)
         except (RecordError, OSError):
-            return False  # whoever reads it will be told
+            return False  # reading it raises the error
 
     def _copies(self, kind: Compression) -> bool:
         """Is a local file of this kind copied into the cache?"""
@@ -261,6 +255,6 @@ def _compression(file: str) -> Compression:
     """How a local file is compressed, by its first bytes."""
     try:
         with open_raw(file) as raw:
-            return compression_of(raw.read(4))
+            return detect_compression(raw.read(4))
     except FileNotFoundError as error:
-        raise gone(file, error) from error
+        raise missing_file(file, error) from error

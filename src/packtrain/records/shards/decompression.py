@@ -24,14 +24,14 @@ GZIP_WITH_HEADER = 16 + zlib.MAX_WBITS
 DAMAGED = "compressed file is damaged"
 CUT_OFF = "compressed file is cut off"
 
-SPOILING = frozenset((DAMAGED, CUT_OFF))  # faults behind which nothing of a file can be trusted, nor read at its place
+SPOILING = frozenset((DAMAGED, CUT_OFF))  # faults after which no record of a file can be trusted, nor read again
 SPOILT = "in a compressed file that is damaged or cut off"
 
 # The first byte of a zstd frame that holds no content; a file may begin with one.
 SKIPPABLE_ZSTD = frozenset(range(0x50, 0x60))
 
 
-def compression_of(head: bytes) -> Compression:
+def detect_compression(head: bytes) -> Compression:
     """How a file is compressed, by its first bytes: names lie."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
@@ -44,7 +44,7 @@ def file_compression(path: str) -> Compression:
     """How the file at `path` is compressed. Raises RecordError where it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return compression_of(file.read(4))
+            return detect_compression(file.read(4))
     except OSError as error:
         raise unreadable(error) from error
 
@@ -56,7 +56,7 @@ def file_blocks(path: str, start: int = 0) -> Iterator[bytes]:
     """
     try:
         with open(path, "rb") as file:
-            kind: Compression = "none" if start else compression_of(file.read(4))
+            kind: Compression = "none" if start else detect_compression(file.read(4))
             file.seek(start)
             yield from plain_content(iter(lambda: file.read(READ), b""), kind)
     except OSError as error:
@@ -110,7 +110,7 @@ def _until_fault(member: Any, chunk: bytes) -> Iterator[bytes]:
 
 
 def _unzstd(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """The content of all zstd frames, one after the other; at most so many bytes go in at once."""
+    """The content of all zstd frames, one after the other; at most `most` bytes go in at once."""
     try:
         import zstandard  # a machine that has no such files need not have it
     except ImportError as error:
@@ -133,7 +133,7 @@ def _unzstd(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 MORE_ZSTD_INPUT = 1 << 11  # four bytes of zstd may expand to 128 KiB: so one call makes 64 MiB at the very most
-LOOK_BACK = 1 << 22  # bytes behind the reading place that can be read again without starting over
+LOOK_BACK = 1 << 22  # bytes before the reading position that can be read again without starting over
 TOO_LARGE = "table is too large to be read without disk space"
 TABLE_HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # formats that are read from their end, or all over
 
@@ -149,7 +149,7 @@ def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES
         head += chunk
         if len(head) >= 4:
             break
-    kind = compression_of(head) if head else "none"
+    kind = detect_compression(head) if head else "none"
     content = plain_content(itertools.chain([head], chunks), kind, zstd_input=MORE_ZSTD_INPUT)
     try:
         yield from _gathered(content) if kind == "zstd" else content
@@ -176,7 +176,7 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 class ForwardPlain:
     """Any place of a file that can only be read forward: it goes on from where it is, or starts over.
 
-    Nothing is stored but the last few megabytes, so a place far behind costs reading the file from its beginning.
+    Nothing is stored but the last few megabytes, so a place far back costs reading the file from its beginning.
     """
 
     path: str | None = None
@@ -222,7 +222,6 @@ class ForwardPlain:
                 self._first += len(self._held.popleft())
 
     def close(self) -> None:
-        """Give the source back."""
         self._begin()
 
 

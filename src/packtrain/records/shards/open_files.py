@@ -77,7 +77,6 @@ class Descriptors:
             self.close(fd)
 
     def reset_after_fork(self) -> None:
-        """Close the copies."""
         for fd in self._fds:
             with suppress(OSError):
                 os.close(fd)
@@ -143,7 +142,6 @@ class HandleTable:
                 self._discard(file)
 
     def close(self) -> None:
-        """Close everything that is idle."""
         self.forget(list(self._slots))
 
     def _idle_or_used(self, file: str) -> _Slot | None:

@@ -25,8 +25,8 @@ from packtrain.records.shards.cache_folder import (
     EntryKey,
     NoRoom,
     Writing,
-    address_of,
-    key_of,
+    entry_key,
+    file_address,
 )
 from packtrain.records.shards.decompression import decompressed, direct_plain
 from packtrain.records.shards.open_files import Handle, HandleTable, reset_in_children
@@ -37,7 +37,7 @@ NO_ROOM_REST = (1.0, 30.0)  # seconds of direct reading before the cache is trie
 FAULT_REST = (10.0, 120.0)
 COPY_PATIENCE = 600.0  # seconds to wait for room where there is no other way
 DROP_PATIENCE = 5.0  # seconds for which others may read a copy that is to be removed
-PATIENCE = 60.0  # seconds for which a fetch by another process may stand still
+PATIENCE = 60.0  # seconds for which a fetch by another process may make no progress
 LOOKS = (0.1, 0.2, 0.5, 1.0, 2.0)  # seconds before looking again at what others fetch or what found no room
 CLOSE_PATIENCE = 5.0  # seconds; a source may hang
 
@@ -99,7 +99,6 @@ class ShardCache:
 
     @property
     def folder(self) -> str:
-        """Where the files lie."""
         return self._folder.path
 
     def open(self, file: str) -> AbstractContextManager[Plain]:
@@ -167,12 +166,12 @@ class ShardCache:
 
         Raises NoRoom or CacheFault. The caller releases it.
         """
-        return self._stored(_Order(key=key_of(file, self._identity(file), kind), file=kind + file, blocks=blocks))
+        return self._stored(_Order(key=entry_key(file, self._identity(file), kind), file=kind + file, blocks=blocks))
 
     def drop(self, file: str, kind: str = "") -> bool:
         """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
         self._handles.forget([file])
-        key = key_of(file, self._identity(file), kind)
+        key = entry_key(file, self._identity(file), kind)
         self._identities.pop(file, None)  # the source is looked at again, too
         try:
             return any(self._folder.remove(key) for _ in waiting(DROP_PATIENCE, 0.05, 0.05))
@@ -181,7 +180,6 @@ class ShardCache:
             return False
 
     def release(self, ready: CachedFile) -> None:
-        """Close what `made` has returned."""
         self._folder.close(ready.fd)
 
     def _declare(self, gone: set[str]) -> None:
@@ -190,7 +188,7 @@ class ShardCache:
         try:
             if self._member is None:
                 self._member = self._folder.join()
-            self._folder.declare(self._member, map(address_of, self._wanted), map(address_of, gone))
+            self._folder.declare(self._member, map(file_address, self._wanted), map(file_address, gone))
         except CacheFault as fault:
             self._notice(fault)
         self._prefetcher.want(self._wanted)
@@ -222,7 +220,7 @@ class ShardCache:
     def _order(self, file: str, identity: Identity) -> _Order:
         blocks = decompressed(file, identity, self._pauses)
         # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
-        return _Order(key=key_of(file, identity), file=file, blocks=blocks, least=identity.size or 0)
+        return _Order(key=entry_key(file, identity), file=file, blocks=blocks, least=identity.size or 0)
 
     def _stored(self, order: _Order) -> CachedFile:
         """A file in the cache, fetched by us or by another process for whose progress we wait."""
@@ -262,12 +260,12 @@ class ShardCache:
         return ready
 
     def _fetch_ahead(self, file: str, goes_on: Callable[[], bool]) -> Outcome:
-        """One file for the thread. Faults of a source are left to whoever reads it."""
+        """One file for the thread. Faults of a source are raised when it is read."""
         if time.monotonic() < self._resting[0]:
             return "no room"
         try:
             identity = self._identity(file)
-            found = self._folder.claim(key_of(file, identity))
+            found = self._folder.claim(entry_key(file, identity))
             if isinstance(found, Writing):
                 found = self._fetch(self._order(file, identity), found, spare_wanted=True, goes_on=goes_on)
         except NoRoom as fault:

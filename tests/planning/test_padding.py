@@ -26,7 +26,9 @@ LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=60)
 def samples_of(lengths: list[int]) -> Samples:
     tokens = np.array(lengths, np.int64)
     names = ("patches", "squared_patches", "largest_patches", "vision_tokens", "images", "frames", "supervised_tokens")
-    return Samples({"tokens": tokens, **dict.fromkeys(names, tokens // 3)})
+    return Samples(
+        {"tokens": tokens, "longest": tokens, "samples": np.ones_like(tokens), **dict.fromkeys(names, tokens // 3)}
+    )
 
 
 @given(LENGTHS, st.integers(1, 9), st.sampled_from(["random", "by_length"]), st.integers(0, 5))

@@ -8,7 +8,7 @@ import torch
 
 from packtrain.modeling.model_parts import model_parts
 from packtrain.modeling.preparation import prepare_model
-from packtrain.modeling.vision import multiply_patches
+from packtrain.modeling.vision import use_patch_matmul
 
 
 @pytest.mark.contract
@@ -25,8 +25,8 @@ def test_a_model_computes_the_same(family: str, monkeypatch: pytest.MonkeyPatch)
     before.backward()
     expected = encoded.gradients(model)
     names = list(model.state_dict())
-    assert multiply_patches(model) == 1
-    assert multiply_patches(model) == 0, "twice must be once"
+    assert use_patch_matmul(model) == 1
+    assert use_patch_matmul(model) == 0, "twice must be once"
     assert list(model.state_dict()) == names
     model.zero_grad()
     for name in ("conv2d", "conv3d"):
@@ -52,9 +52,9 @@ def test_whole_pictures_still_take_the_convolution() -> None:
     embedding = next(module for module in encoder.modules() if isinstance(module, torch.nn.Conv2d))
     pixels = torch.randn(2, 3, *(3 * side for side in embedding.kernel_size))
     expected = embedding(pixels)
-    assert multiply_patches(model) == 1
+    assert use_patch_matmul(model) == 1
     assert torch.equal(embedding(pixels), expected)
 
 
 def test_nothing_to_do_without_a_encoder() -> None:
-    assert multiply_patches(encoded.fresh_model("llama")) == 0
+    assert use_patch_matmul(encoded.fresh_model("llama")) == 0

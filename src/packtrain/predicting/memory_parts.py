@@ -1,7 +1,8 @@
-"""What autograd keeps of one layer, counted tensor by tensor as transformers' layers keep it, compiled or not.
+"""What GPU memory holds: what autograd keeps of one layer, and weights, gradients, optimizer states and buffers.
 
-Legend, all of one token or patch: `b` bytes of the compute type, `hidden` the residual stream, `queries` and `keys` the
-widths of the projections. A tensor counts once, whoever else holds it; parameters and inputs of the model do not count.
+Layers are counted tensor by tensor as transformers' layers keep them, compiled or not. Legend, all of one token or
+patch: `b` bytes of the compute type, `hidden` the residual stream, `queries` and `keys` the widths of the projections.
+A tensor counts once, however many hold it; parameters and inputs of the model do not count.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packtrain.families.registry import find_family
-from packtrain.families.shape import Composition, LanguageShape, VisionShape, VisionTraits
+from packtrain.families.shape import Composition, Decoder, LanguageShape, VisionShape, VisionTraits
+from packtrain.families.text.model import GENERIC
 from packtrain.predicting.flops import language_matrices
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 FLOAT = 4  # statistics, softmax and the inner part of RMSNorm are fp32 whatever the weights are
+QUANTIZED = 0.5625  # bytes of one NF4 number: 4 bits, and one fp32 scale for every 64 of them
+_BUCKET = 500_000_000  # numbers in one of the two reduction buckets of DeepSpeed
+_BLOCK_SCALES = 2 * FLOAT / 256  # of 8-bit states: one fp32 scale for every 256 numbers of either state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +46,10 @@ def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Layer
         return _compiled_layer(shape, setup, load)
     language, b = shape.language, compute_bytes(setup)
     norms, head_norms = small_parts(shape)
-    gemma = shape.model_type.startswith(("gemma", "paligemma"))  # scales in fp32, before the result is cast
     adapted = setup.method != "full"
     queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
     # A norm keeps its fp32 input, one statistic, and what it multiplies with its weight unless that is frozen.
-    scaled = 0 if adapted else FLOAT if gemma else b
+    scaled = 0 if adapted else FLOAT if _decoder(shape).fp32_scales else b
     norm = norms * (language.hidden * (FLOAT + scaled) + FLOAT)
     if head_norms:
         norm += (queries + keys) * (FLOAT + scaled) + FLOAT * (language.heads + language.kv_heads)
@@ -114,7 +118,7 @@ def _adapter_inputs(language: LanguageShape, setup: TrainingSetup, b: int) -> in
 
 
 def _adapter_constants(language: LanguageShape, setup: TrainingSetup) -> int:
-    """DoRA sends an identity matrix through each adapter to learn the norm of the adapted matrix, and keeps it."""
+    """DoRA sends an identity matrix through each adapter to compute the norm of the adapted matrix, and keeps it."""
     if setup.method != "dora":
         return 0
     own = adapter_bytes(setup)
@@ -161,7 +165,7 @@ def _row_square(load: Load) -> int:
 
 
 def vision_layer(shape: ModelShape, vision: VisionShape, setup: TrainingSetup, patches: int) -> LayerBytes:
-    """One layer of the encoder over so many patches, without what grows with the square of an image's patches."""
+    """One layer of the encoder over this many patches, without what grows with the square of an image's patches."""
     b = compute_bytes(setup)
     return LayerBytes(
         saved=patches * sum(vision_patch(shape, vision, setup).values()),
@@ -210,6 +214,14 @@ def vision_traits(shape: ModelShape) -> VisionTraits:
     return known.traits if isinstance(known, Composition) else VisionTraits()
 
 
+def _decoder(shape: ModelShape) -> Decoder:
+    """What is known of a model's decoder beside its sizes; a plain one where nothing is."""
+    known = getattr(find_family(shape.model_type), "shape", None)
+    if isinstance(known, Composition):
+        known = getattr(find_family(known.text), "shape", None)
+    return known if isinstance(known, Decoder) else GENERIC
+
+
 def rotary_bytes(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """Cosines and sines, shared by all layers."""
     language = 2 * compute_bytes(setup) * shape.language.head_dim * load.tokens
@@ -225,16 +237,148 @@ def small_parts(shape: ModelShape) -> tuple[int, bool]:
     """
     language = shape.language
     if language.experts > 1:
-        return 2, shape.model_type.startswith("qwen3")  # layers may differ, so that nothing follows from their sum
+        return 2, _decoder(shape).head_norms  # layers may differ, so that nothing follows from their sum
     matrices = sum(rows * columns for rows, columns in language_matrices(language))
     rest, odd = divmod(shape.parameters.layers - language.hidden, language.layers)
     queries, keys = language.heads * language.head_dim, language.kv_heads * language.head_dim
     attention_biases = (0, queries + 2 * keys, queries + 2 * keys + language.hidden)
     block_bias = language.intermediate * (2 if language.gated else 1) + language.hidden
     # Two norms more may be as many numbers as a bias: the likelier reading first.
-    for norms in (4, 2) if shape.model_type.startswith(("gemma2", "gemma3")) else (2, 4):
+    for norms in (4, 2) if _decoder(shape).norms == 4 else (2, 4):
         for head_norms in (False, True):
             base = matrices + norms * language.hidden + (2 * language.head_dim if head_norms else 0)
             if not odd and rest - base in {bias + more for bias in attention_biases for more in (0, block_bias)}:
                 return norms, head_norms
     return 2, False
+
+
+# ---- what does not depend on the data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """The model's numbers by how they are stored and whether they are trained."""
+
+    trained: int  # of the model itself
+    adapters: int
+    frozen: int
+    quantized: int
+
+    @property
+    def trainable(self) -> int:
+        """Everything that has a gradient."""
+        return self.trained + self.adapters
+
+    def masters(self, setup: TrainingSetup) -> int:
+        """Everything that has an fp32 copy."""
+        if not setup.has_masters:
+            return 0
+        return self.trainable if setup.half_adapters else self.trained
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateBytes:
+    """Bytes on one GPU."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+
+
+def count(shape: ModelShape, setup: TrainingSetup) -> Counts:
+    """Adapters replace training in the decoder; encoder and projector are trained themselves, or frozen."""
+    parameters = shape.parameters
+    beside = (parameters.vision if setup.train_vision else 0) + (parameters.projector if setup.train_projector else 0)
+    if setup.method == "full":
+        trained = parameters.language + beside
+        return Counts(trained=trained, adapters=0, frozen=parameters.total - trained, quantized=0)
+    quantized = decoder_matrices(shape) if setup.method == "qlora" else 0
+    return Counts(
+        trained=beside,
+        adapters=adapter_parameters(shape, setup),
+        frozen=parameters.total - beside - quantized,
+        quantized=quantized,
+    )
+
+
+def decoder_matrices(shape: ModelShape) -> int:
+    """The numbers of all linear layers of the decoder, its head excepted."""
+    language = shape.language
+    attention, block = language_matrices(language)[:4], language_matrices(language)[4:]
+    layer = sum(rows * columns for rows, columns in attention)
+    layer += language.experts * sum(rows * columns for rows, columns in block)
+    return min(language.layers * layer, shape.parameters.layers)
+
+
+def adapter_parameters(shape: ModelShape, setup: TrainingSetup) -> int:
+    """Adapters of this rank on every linear layer of the decoder; DoRA has one magnitude per output beside."""
+    language, dora = shape.language, setup.method == "dora"
+    per_layer = 0
+    for position, (rows, columns) in enumerate(language_matrices(language)):
+        copies = language.experts if position >= 4 else 1  # the first four belong to attention
+        per_layer += copies * (setup.lora_rank * (rows + columns) + (columns if dora else 0))
+    return language.layers * per_layer
+
+
+def states(shape: ModelShape, setup: TrainingSetup) -> StateBytes:
+    """What one GPU holds whatever the batch is."""
+    counts, gpus = count(shape, setup), setup.gpus
+    sharded = setup.sharding in ("zero3", "fsdp")
+    stored = compute_bytes(setup)
+    adapters = adapter_bytes(setup)
+    weights = (counts.trained + counts.frozen) * stored + counts.adapters * adapters
+    weights += int(counts.quantized * QUANTIZED)
+    gradients = counts.trained * stored + counts.adapters * adapters
+    if setup.sharding in ("zero2", "zero3", "fsdp"):
+        gradients = -(-gradients // gpus)
+    if setup.sharding.startswith("zero"):
+        gradients += -(-counts.trainable * FLOAT // gpus)  # the fp32 share that the optimizer reads
+    return StateBytes(
+        weights=-(-weights // gpus) if sharded else weights,
+        gradients=gradients,
+        optimizer=_optimizer(shape, setup, counts),
+        buffers=_buffers(shape, setup, counts) if gpus > 1 else 0,
+    )
+
+
+def state_bytes(shape: ModelShape, setup: TrainingSetup, stored: int) -> float:
+    """Bytes of optimizer state for one number that is `stored` in this many bytes."""
+    if setup.optimizer == "adamw":
+        return 2 * stored
+    if setup.optimizer == "adamw_8bit":
+        return 2 + _BLOCK_SCALES
+    if setup.optimizer == "adafactor":
+        return 2 * FLOAT / shape.language.hidden  # one number for each row and column of a matrix
+    return 0
+
+
+def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
+    """Beside fp32 masters, states are fp32 too, as they are for fp32 adapters."""
+    wide = state_bytes(shape, setup, FLOAT)
+    each = wide + FLOAT if setup.has_masters else state_bytes(shape, setup, compute_bytes(setup))
+    own = each if setup.half_adapters else wide
+    total = counts.trained * each + counts.adapters * own
+    if setup.optimizer == "adamw_8bit" and setup.method == "full" and not setup.sharding.startswith("zero"):
+        total += shape.parameters.embedding * (2 * FLOAT - wide)  # its states stay fp32 with bitsandbytes
+    return int(total) if setup.sharding == "ddp" else int(-(-total // setup.gpus))
+
+
+def _buffers(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
+    b = compute_bytes(setup)
+    if setup.sharding == "ddp":  # buckets of 25 MiB that together hold every gradient once more
+        return counts.trained * b + counts.adapters * adapter_bytes(setup)
+    reduction = 2 * b * min(counts.trainable, _BUCKET)
+    if setup.sharding in ("zero1", "zero2"):
+        return reduction
+    parameters, unit = shape.parameters, largest_unit(shape)
+    gathered = b * (2 * unit + parameters.embedding + parameters.head)  # two layers, one of them ahead of time
+    unreduced = 0 if not counts.trained else 2 * b * unit
+    return gathered + (unreduced if setup.sharding == "fsdp" else reduction)
+
+
+def largest_unit(shape: ModelShape) -> int:
+    """The parameters of the largest layer: what is gathered at once when weights are shared out."""
+    decoder = -(-shape.parameters.layers // shape.language.layers)
+    encoder = 0 if shape.vision is None else -(-shape.parameters.vision // shape.vision.layers)
+    return max(decoder, encoder)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packtrain.packing.greedy import first_fit
-from packtrain.packing.multi_resource import pack_several
+from packtrain.packing.multi_resource import pack_multi_resource
 
 LIMITS = {"small": (8_192, 4_096, 8), "large": (16_384, 8_192, 16), "vision": (16_384, 6_144, 24)}
 KINDS = ("text", "photo", "chart", "document", "video", "thumbnail")
@@ -56,7 +56,7 @@ def random_mixture(seed: int, num: int, limits: str):
 
 def checked(sizes: np.ndarray, capacities: np.ndarray, seed: int = 0, effort: str = "fast") -> int:
     """The number of packs, once they are known to be a partition within the limits."""
-    order, offsets = pack_several(sizes, capacities, seed=seed, effort=effort)
+    order, offsets = pack_multi_resource(sizes, capacities, seed=seed, effort=effort)
     assert order.dtype == np.int64
     assert offsets.dtype == np.int64
     assert np.array_equal(np.sort(order), np.arange(len(sizes)))
@@ -116,7 +116,7 @@ def test_best_effort_is_not_behind_fast() -> None:
 
 def test_the_same_arguments_give_the_same_packs_and_seeds_differ() -> None:
     sizes, capacities = mixture(4, 6_000, "small", REFERENCE)
-    one, again, other = (pack_several(sizes, capacities, seed=seed) for seed in (7, 7, 8))
+    one, again, other = (pack_multi_resource(sizes, capacities, seed=seed) for seed in (7, 7, 8))
     assert np.array_equal(one[0], again[0])
     assert np.array_equal(one[1], again[1])
     assert not np.array_equal(one[0], other[0])
@@ -144,8 +144,8 @@ def test_six_resources() -> None:
 def test_resources_that_cannot_bind_change_nothing() -> None:
     sizes, capacities = mixture(7, 4_000, "small", REFERENCE)
     more = np.concatenate([sizes, np.zeros((len(sizes), 1), np.int64), sizes[:, :1] // 2], axis=1)
-    order, offsets = pack_several(np.ascontiguousarray(more), np.array([*capacities, 5, 8_192]), seed=0)
-    expected = pack_several(sizes, capacities, seed=0)
+    order, offsets = pack_multi_resource(np.ascontiguousarray(more), np.array([*capacities, 5, 8_192]), seed=0)
+    expected = pack_multi_resource(sizes, capacities, seed=0)
     assert np.array_equal(order, expected[0])
     assert np.array_equal(offsets, expected[1])
 
@@ -172,7 +172,7 @@ def test_known_optima(shape: str, effort: str) -> None:
 
 
 def test_no_samples() -> None:
-    order, offsets = pack_several(np.empty((0, 2), np.int64), np.array([5, 5]), seed=0)
+    order, offsets = pack_multi_resource(np.empty((0, 2), np.int64), np.array([5, 5]), seed=0)
     assert len(order) == 0
     assert offsets.tolist() == [0]
 

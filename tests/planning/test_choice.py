@@ -19,7 +19,6 @@ from packtrain.planning.choice import (
     changes_for,
     choose,
     conservative,
-    dropped_share,
     efficient,
     make_room,
 )
@@ -83,9 +82,8 @@ SIMULATIONS = st.lists(
 @given(SIMULATIONS)
 @settings(max_examples=150, deadline=None)
 def test_the_choice_is_never_beaten_by_another_that_is_as_good(found: list[Simulation]) -> None:
-    chosen = found[choose(found, 100).simulation]
-    allowed = [found[at] for at in acceptable(found, 100)]
-    assert chosen in allowed
+    chosen, allowed = choose(found, 100).simulation, acceptable(found, 100)
+    assert any(chosen is one for one in allowed)
     if any(one.fits for one in allowed):
         assert chosen.fits
     else:
@@ -105,33 +103,32 @@ def test_ties_go_to_fewer_dropped_then_to_the_shorter() -> None:
     fast = simulation(packing_length=20_000, tokens_per_second=1005.0, samples_dropped=5)
     kept = simulation(packing_length=24_000, samples_dropped=2)
     short = simulation(packing_length=16_000, samples_dropped=2)
-    assert choose([fast, kept, short], 100).simulation == 2
-    assert choose([fast, kept], 100).simulation == 1
+    assert choose([fast, kept, short], 100).simulation == short
+    assert choose([fast, kept], 100).simulation == kept
     little = replace(fast, tokens_per_second=1050.0)
-    assert choose([little, kept, short], 100).simulation == 2, "samples are not given up for a little speed"
+    assert choose([little, kept, short], 100).simulation == short, "samples are not given up for a little speed"
     clearly = replace(fast, tokens_per_second=1100.0)
-    assert choose([clearly, kept, short], 100).simulation == 0
+    assert choose([clearly, kept, short], 100).simulation == clearly
 
 
 def test_the_samples_of_a_step_move_only_for_much_more_speed() -> None:
     steady = simulation(packing_length=16_000)
     moved = simulation(packing_length=8_000, samples_per_step=120.0, tokens_per_second=1080.0)
-    assert choose([steady, moved], 100).simulation == 0
-    assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100).simulation == 1
-    assert choose([steady, replace(moved, tokens_per_second=1200.0)], 100, fixed_step=True).simulation == 0, (
-        "not the user's"
-    )
-    assert choose([moved], 100, fixed_step=True).simulation == 0, "nothing else is there"
+    assert choose([steady, moved], 100).simulation == steady
+    faster = replace(moved, tokens_per_second=1200.0)
+    assert choose([steady, faster], 100).simulation == faster
+    assert choose([steady, faster], 100, fixed_step=True).simulation == steady, "not the user's"
+    assert choose([moved], 100, fixed_step=True).simulation == moved, "nothing else is there"
     far = replace(moved, samples_per_step=140.0, tokens_per_second=5000.0)
-    assert choose([steady, far], 100).simulation == 0
+    assert choose([steady, far], 100).simulation == steady
 
 
 def test_speed_does_not_buy_lost_samples() -> None:
     lossy = simulation(tokens_per_second=9000.0, samples_packed=9_000, samples_dropped=1_000)
     careful = simulation(samples_dropped=10, packing_length=16_000)
-    assert dropped_share(lossy) > MOST_DROPPED > dropped_share(careful)
-    assert choose([lossy, careful], 100).simulation == 1
-    assert choose([lossy], 100).simulation == 0
+    assert lossy.dropped_share > MOST_DROPPED > careful.dropped_share
+    assert choose([lossy, careful], 100).simulation == careful
+    assert choose([lossy], 100).simulation == lossy
 
 
 def test_alternatives_are_others_and_do_what_they_say() -> None:
@@ -142,16 +139,16 @@ def test_alternatives_are_others_and_do_what_they_say() -> None:
         simulation(packing_length=32_000, memory_bytes=90, tokens_per_second=2000.0, fits=False),
     ]
     chosen = choose(found, 100).simulation
-    assert chosen == 1
+    assert chosen == found[1]
     more, less = efficient(found, chosen), conservative(found, chosen)
     assert more is not None
     assert less is not None
-    assert more.simulation == 2
+    assert more.simulation == found[2]
     assert "+0.9 %" in more.reason
-    assert less.simulation == 0
+    assert less.simulation == found[0]
     assert "-10.0 %" in less.reason
-    assert efficient(found[:2], 1) is None
-    assert conservative(found[:1], 0) is None
+    assert efficient(found[:2], found[1]) is None
+    assert conservative(found[:1], found[0]) is None
 
 
 @given(

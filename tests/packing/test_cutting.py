@@ -320,7 +320,7 @@ def test_settings_are_checked_when_they_are_made(settings: dict[str, Any], words
 
 def test_a_config_survives_its_description() -> None:
     config = PackingConfig(packing_length=10, max_patches_per_pack=7, overlong="split", seed=3, shuffle=False)
-    assert PackingConfig.from_description(config.describe()) == config
+    assert PackingConfig(**config.describe()) == config
     assert list(config.capacities().items()) == [("tokens", 10), ("patches", 7)]
 
 

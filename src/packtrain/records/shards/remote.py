@@ -64,7 +64,7 @@ def remote_entries(spec: SourceSpec, reader: Format, unit: Unit) -> Iterator[Ent
 
 
 def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None:
-    """The first file that a URL stands for and that is there, and how its content begins."""
+    """The first file of a URL that is there, and how its content begins."""
     for file in list_files(path, format):
         head = b""
         try:
@@ -82,7 +82,7 @@ def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None
 
 def _renamed(entry: Entry, copy: str, name: str) -> Entry:
     """The entry of a copy as that of the file itself; media leave the copy, which may be gone when they are read."""
-    media = {key: _taken(ref) for key, ref in entry.media.items()}
+    media = {key: _detached(ref) for key, ref in entry.media.items()}
     named = replace(entry, origin=name + entry.origin.removeprefix(copy), media=media)
     return with_media_check(named, None)
 
@@ -100,7 +100,7 @@ def with_media_check(entry: Entry, plain: Plain | None) -> Entry:
     return entry if check == entry.check else replace(entry, check=check)
 
 
-def _taken(ref: MediaRef) -> MediaRef:
+def _detached(ref: MediaRef) -> MediaRef:
     if ref.archive is None or ref.size > LARGEST:
         return ref
     with open(ref.archive, "rb") as file:
