@@ -19,10 +19,12 @@ from packtrain.config.sections import ALIASES, HOMES, KEYS, LEADS, SECTIONS, TRA
 from packtrain.config.setup import OPTIMIZERS
 from packtrain.config.theirs import THEIRS
 from packtrain.core.errors import ConfigError
+from packtrain.families.layout import LossOn
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.schedule import Balance
 from packtrain.records.schemas.to_record import SchemaOptions
+from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import read_value
 from packtrain.training.step_settings import StepSettings
 
@@ -142,7 +144,7 @@ def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> 
 @pytest.mark.parametrize("key", OURS)
 def test_our_own_names_need_no_note_in_their_section(load: Load, key: str) -> None:
     value: Any = {"true or false": True, "a positive whole number": 7, "a share from 0 to 1": 0.5}.get(
-        str(KEYS[key].kind), "x"
+        str(KEYS[key].kind), (*KEYS[key].kind.words, "x")[0]
     )
     value = {"fps": 2.0} if key == "processor_config" else value
     found = load(yaml.safe_dump({"data": {key: value}}))
@@ -664,6 +666,16 @@ def test_every_key_that_is_checked_exists() -> None:
     packing = {field.name for field in dataclasses.fields(PackingConfig)}
     assert packing - set(SECTIONS["data"].known()) == {"epochs", "packs_per_step", "seed"}
     assert not set(ALIASES) & known, "an alias that is also a key would never be understood"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("balance", get_args(Balance)), ("loss_on", get_args(LossOn)), ("dataset_format", (*FORMATS, "yaml"))],
+    ids=str,
+)
+def test_words_of_a_setting_are_those_that_its_user_takes(key: str, words: tuple[str, ...]) -> None:
+    """The sections import nothing of theirs, so that `packtrain --help` is quick."""
+    assert set(KEYS[key].kind.words) == set(words)
 
 
 def test_the_documented_orders_of_packs_are_those_that_there_are() -> None:

@@ -369,9 +369,9 @@ class TestRuns:
 
     def test_a(self, run: Run, tmp_path: Path) -> None:
         found = outcome(run, tmp_path, "A")
-        learns = {one["part"]: one for one in found["model"]["learns"]}
-        assert learns["vision"]["trained"] == learns["vision"]["weights"]
-        assert learns["language"]["trained"] < learns["language"]["weights"]
+        trainable = {one["part"]: one for one in found["model"]["trainable"]}
+        assert trainable["vision"]["trained"] == trainable["vision"]["weights"]
+        assert trainable["language"]["trained"] < trainable["language"]["weights"]
         folder = tmp_path / "out"
         steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert len({step["learning_rates"]["vision"] for step in steps if step["kind"] == "step"}) > 0
@@ -388,9 +388,9 @@ class TestRuns:
         assert found["numbers"]["left_out"] == 3, "three images are more than a sample may have"
         assert all(batch["images"] <= 3 for batch in found["batches"][0])
         assert any(batch["tiles"] for batch in found["batches"][0])
-        learns = {one["part"]: one["trained"] for one in found["model"]["learns"]}
-        assert learns["vision"] == 0
-        assert learns["projector"] > 0
+        trainable = {one["part"]: one["trained"] for one in found["model"]["trainable"]}
+        assert trainable["vision"] == 0
+        assert trainable["projector"] > 0
         assert any("vit_img_size 512 is the side of a tile" in note and "it agrees" in note for note in found["notes"])
 
     def test_b_with_another_tile(self, run: Run, tmp_path: Path) -> None:

@@ -67,11 +67,11 @@ class TestBefore:
         numbers = said["numbers"]
         assert (numbers["mode"], numbers["samples"], numbers["steps"]) == ("packed", 40, 3)
         assert numbers["packs_per_step"] == round(8 / (40 / numbers["packs"])), "8 samples, in packs"
-        assert said["proof"]["passed"]
+        assert said["packing_check"]["passed"]
         assert said["course"]["rates"] == {"language": 1e-2}
         assert said["course"]["saves"] == "one, at the end (save_steps: 100)"
         assert any("save_steps 100 is beyond the run's 3 steps" in note for note in said["notes"])
-        assert said["model"]["learns"] == [{"part": "language", "weights": 266_688, "trained": 266_688}]
+        assert said["model"]["trainable"] == [{"part": "language", "weights": 266_688, "trained": 266_688}]
         assert [len(batches) for batches in said["batches"]] == [2]
         for batch in said["batches"][0]:
             assert batch["fill"] == batch["tokens"] / 192
@@ -506,8 +506,8 @@ class TestRun:
         assert code == 0, err
         said = json.loads(out)
         assert any("model.merge_adapters=true saves whole weights" in note for note in said["notes"])
-        learns = said["model"]["learns"][0]
-        assert 0 < learns["trained"] < learns["weights"] / 4
+        trainable = said["model"]["trainable"][0]
+        assert 0 < trainable["trained"] < trainable["weights"] / 4
         assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()
 
     @pytest.mark.full

@@ -121,7 +121,7 @@ def test_what_is_taken_is_named_with_both_values() -> None:
     before = RunConfig.of({"model": FULL, "training": {"learning_rate": 0.01, "max_steps": 4, "output_dir": "a"}})
     asked = ("training.learning_rate=0.001", "training.warmup_steps=2", "training.output_dir=b")
     (note,) = changes_note(before, with_overrides(before, asked))
-    assert note.endswith("before: training.learning_rate 0.01 -> 0.001; training.warmup_steps nothing -> 2")
+    assert note.endswith("changed settings: training.learning_rate 0.01 -> 0.001; training.warmup_steps nothing -> 2")
     assert changes_note(before, before) == ()
 
 
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_what_is_asked_for(run: Run, ended: Path, tmp_path: P
         assert f"training.{words}" in note
     code, out, err = run("train", ended, *asked, "--resume", "--json")
     assert code == 0, err
-    assert not any("other settings" in note for note in json.loads(out)["notes"]), "they are the run's own by now"
+    assert not any("changed settings" in note for note in json.loads(out)["notes"]), "they are the run's own by now"
 
 
 @pytest.mark.full

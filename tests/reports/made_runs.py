@@ -57,7 +57,7 @@ def write_run(folder: Path, made: Made) -> Path:
             **{"steps": made.steps, "samples_per_step": made.samples_per_step, "attn_implementation": "varlen"},
             **{"samples": 1000, "images": 0, "videos": 12, "frames": 96, "epochs": 3.0, "packing_length": 4096},
             **{"method": "lora", "lora": {"rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"]}},
-            **{"learns": {"language": 20_000, "vision": 0}, "weights": {"language": 1_000_000, "vision": 9}},
+            **{"trainable": {"language": 20_000, "vision": 0}, "weights": {"language": 1_000_000, "vision": 9}},
             "course": {
                 **{"rates": {"language": 2e-4}, "schedule": "cosine", "warmup_steps": 4, "precision": "bf16 autocast"},
                 **{"optimizer": "adamw_torch_fused", "weight_decay": 0.1, "max_grad_norm": 1.0},

@@ -20,7 +20,7 @@ from packtrain.core.numbers import FORMATS, formatted
 from packtrain.reports.run_charts import draw_runs
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import render_runs, write_run_report
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.step_metrics import STEP_KEYS, EvalMetrics
 from packtrain.runs.training_run import About, Steps, TrainingRun, read_run
 

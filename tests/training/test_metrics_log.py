@@ -16,7 +16,7 @@ import pytest
 from made_metrics import eval_of, step_of
 
 from packtrain.core.errors import ArtifactError
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
 from packtrain.runs.step_metrics import STEP_KEYS, StepMetrics, flat, to_plain
 from packtrain.runs.training_run import read_run

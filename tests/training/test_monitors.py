@@ -14,7 +14,7 @@ import pytest
 from made_metrics import GIB, eval_of, healthy, step_of
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.runs.history import KINDS, MonitorLimits
+from packtrain.runs.early_warnings import KINDS, MonitorLimits
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.monitor_rules import RULES
 from packtrain.training.monitors import EarlyWarning, Monitors

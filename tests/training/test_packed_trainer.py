@@ -472,7 +472,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: Path) -> None:
     told: list[Any] = []
-    parts = {"first_check": True, "on_proof": told.append}
+    parts = {"first_check": True, "on_packing_check": told.append}
     checked = trainer_of(dataset(), tmp_path / "a", parts=parts, save_strategy="no", max_steps=2)
     checked.train()
     assert told == [checked.verdict]

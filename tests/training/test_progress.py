@@ -10,7 +10,7 @@ import pytest
 from made_metrics import eval_of, step_of
 from rich.console import Console
 
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.training.progress import RemainingTime, TrainingProgress
 
 WARNING = EarlyWarning(kind="data_bound", step=7, found="[red]12 %[/red] was waiting", advice="more workers")

@@ -68,7 +68,7 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     finding = CheckResult(check="labels", difference=0.0, allowed=0.0)
     made |= {"kinds": ("text",), "longest": 1200}
     verdict = CheckReport(samples=("a (text)",), checks=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
-    RunWatch(MetricsLog(None), shown).on_proof(verdict)
+    RunWatch(MetricsLog(None), shown).on_packing_check(verdict)
     said = (
         "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"
     )

@@ -61,7 +61,7 @@ def trained(config: str, out: Path, *given: str, stop_at: int | None = None, res
 
     fresh("fsdp" if "training.sharding=fsdp" in given else "ddp")
     seen: dict[str, Any] = {}
-    begin, on_step, on_proof = PackedTrainer._begin, RunWatch.on_step, RunWatch.on_proof
+    begin, on_step, on_packing_check = PackedTrainer._begin, RunWatch.on_step, RunWatch.on_packing_check
     proofs: list[Any] = []
 
     def looked(self: Any) -> None:
@@ -75,11 +75,11 @@ def trained(config: str, out: Path, *given: str, stop_at: int | None = None, res
             os.kill(os.getpid(), signal.SIGTERM)
 
     PackedTrainer._begin, RunWatch.on_step = looked, stepped  # type: ignore[method-assign]
-    RunWatch.on_proof = lambda self, verdict: proofs.append(verdict.outcome)  # type: ignore[method-assign]
+    RunWatch.on_packing_check = lambda self, verdict: proofs.append(verdict.outcome)  # type: ignore[method-assign]
     try:
         outcome = train(config, (*given, f"training.output_dir={out}"), resume=resume)
     finally:
-        PackedTrainer._begin, RunWatch.on_step, RunWatch.on_proof = begin, on_step, on_proof  # type: ignore[method-assign]
+        PackedTrainer._begin, RunWatch.on_step, RunWatch.on_packing_check = begin, on_step, on_packing_check  # type: ignore[method-assign]
     return outcome.outcome.status, outcome.outcome.step, outcome.ready.resumed, seen["sharded"], proofs
 
 

@@ -31,7 +31,7 @@ _ITEM = {"dataset_path": "path", "subset": "subset", "split": "split", "media_ro
 # What a run needs: a description for the user, and a stand-in while the rest is checked.
 _NEEDED = {
     ("model", "model_name_or_path"): ("a model folder, a hub name or tiny:FAMILY", "tiny:llama"),
-    ("data", "dataset_path"): ("a file, a folder or a hub name", "data.jsonl"),
+    ("data", "dataset_path"): ("a file or folder, or a hub name", "data.jsonl"),
 }
 
 

@@ -207,8 +207,9 @@ class _PackDataset:
     def describe(self, *, world: int = 1) -> DatasetSummary:
         """The numbers to print before training on this many ranks; a stream has none."""
         schedule, plan = self.schedule, self.plan
-        packs, counts = plan.epoch(0), plan.summary.epochs[0]
-        tokens, rows_per_batch = packs.load("tokens"), self.rows_per_batch
+        packs, rows_per_batch = plan.epoch(0), self.rows_per_batch
+        tokens = packs.load("tokens")  # refused for a stream
+        counts = plan.summary.epochs[0]
         return DatasetSummary(
             packing=bool(self.config.packing),
             samples=packs.num_samples,

@@ -166,7 +166,7 @@ def with_measured(table: CostTable, given: RunConfig) -> tuple[RunConfig, tuple[
     if own and data_seed(given) != seed and any(measured.get(name) for name in ("eval_size", "max_samples")):
         problems.append(f"training.seed: {data_seed(given)}, records were drawn with {seed}")
     if data.get("online"):
-        problems.append("data.online: true, which is for streams that are not measured")
+        problems.append("data.online: true, for streams that are not measured")
     if problems:
         raise ConfigError(
             "--config",

@@ -72,7 +72,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples per pack"
         first = ", ".join(f"{samples} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
         yield "packing is on", f"samples in the first packs: {first}"
-        yield "packing check", _proof(ready)
+        yield "packing check", _packing_check(ready)
     else:
         padding = f"{1 - numbers.fill:.1%} of tokens are padding"
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"
@@ -208,12 +208,12 @@ def _compiled(ready: ReadyRun) -> str:
     return ", torch.compile" if ready.compiled else ""
 
 
-def _proof(ready: ReadyRun) -> str:
-    proof = ready.proof
-    if proof is None:
+def _packing_check(ready: ReadyRun) -> str:
+    check = ready.packing_check
+    if check is None:
         waits = ready.run.quick_check and ready.run.shares_weights
         return "run by all processes before the first step" if waits else "off (quick_check: false)"
-    return "\n".join(proof.summary_lines())
+    return "\n".join(check.summary_lines())
 
 
 def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
@@ -271,12 +271,14 @@ def ready_json(ready: ReadyRun) -> dict[str, object]:
             "dtype": ready.dtype,
             "master_weights": ready.masters,
             "compiled": ready.compiled,
-            "learns": [{"part": part.name, "weights": part.weights, "trained": part.trained} for part in ready.parts],
+            "trainable": [
+                {"part": part.name, "weights": part.weights, "trained": part.trained} for part in ready.parts
+            ],
         },
         "prepared": list(ready.done),
         "notes": [*ready.warnings, *ready.notes, *ready.risks],
         "course": asdict(ready.course),
-        "proof": None if ready.proof is None else ready.proof.as_json(),
+        "packing_check": None if ready.packing_check is None else ready.packing_check.as_json(),
         "expected": None if ready.expected is None else asdict(ready.expected),
         "resumed": ready.resumed,
         "batches": [

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packtrain.config.keys import Raw
 from packtrain.config.sections import SECTION_ALIASES, SECTIONS
 from packtrain.core.errors import ConfigError
 from packtrain.records.yaml_text import as_sections, brief, key_lines, read_any, read_value
@@ -135,7 +136,7 @@ def _fields(one: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
             yield line.targets[0].id, line.value
 
 
-def _literal(node: ast.expr, known: Mapping[str, Any]) -> Any:
+def _literal(node: ast.expr, known: Raw) -> Any:
     """A literal, arithmetic of numbers, or a field above; anything else is not read."""
     try:
         return _evaluated(node, known, 0)
@@ -143,7 +144,7 @@ def _literal(node: ast.expr, known: Mapping[str, Any]) -> Any:
         return RuntimeValue(ast.unparse(node)[:100])
 
 
-def _evaluated(node: ast.expr, known: Mapping[str, Any], depth: int) -> Any:
+def _evaluated(node: ast.expr, known: Raw, depth: int) -> Any:
     """
     >>> _evaluated(ast.parse("4 * size + 2 ** 3", mode="eval").body, {"size": 10}, 0)
     48

@@ -34,6 +34,7 @@ from packtrain.config.keys import (
 )
 from packtrain.records.media import MAX_IMAGE_PIXELS
 
+_FORMAT = choice("json", "jsonl", "csv", "tsv", "parquet", "arrow", "hf_dataset", "webdataset", "yaml")
 _MEASURE, _DATA = ("measure",), ("measure", "verify")  # commands
 
 
@@ -49,10 +50,12 @@ class DatasetSection(Section):
         costs=True,
     )
     dataset_type: str | None = measured(
-        WORD, "Kind of records: vision (text, images, video) or fineweb_edu (plain text).", default="vision"
+        choice("vision", "vision_audio", "fineweb_edu"),
+        "Kind of records: vision (text, images, video) or fineweb_edu (plain text).",
+        default="vision",
     )
     dataset_format: str | None = measured(
-        WORD,
+        _FORMAT,
         "Format of the files: json, jsonl, csv, tsv, parquet, arrow, hf_dataset, webdataset, yaml.",
         shown="detected",
         verbs=_DATA,
@@ -95,7 +98,7 @@ class DatasetSection(Section):
         SWITCH, "Not supported: must be false.", default=False, costs=True
     )
     loss_on: str | None = measured(
-        WORD,
+        choice("assistant", "completion", "all"),
         "Tokens that carry loss: assistant, completion (only the last answer) or all.",
         shown="assistant for chats, all for plain text",
         verbs=_DATA,
@@ -330,7 +333,7 @@ class DatasetSection(Section):
         resume="plan",
     )
     balance: str | None = key(
-        WORD,
+        choice("sorted", "strict", "random", "length"),
         "Order of packs: sorted (even work within a step), strict or random; without packing: random or length.",
         shown="sorted for packs, random for padded batches; as packed with shuffle: false",
         resume="plan",

@@ -6,28 +6,24 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from packtrain.config.data_section import DatasetSection
-from packtrain.config.keys import COUNT, FLAG, SEED, WORD, WORDS, choice, key
+from packtrain.config.keys import COUNT, FLAG, SEED, WORD, WORDS, Raw, choice, key
 from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, names_model
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import kept_apart
 from packtrain.core.user_code import from_anywhere, without_folder
 from packtrain.core.values import MediaLimits
-from packtrain.families.layout import LossOn
 from packtrain.families.model_folder import known_as
 from packtrain.families.registry import load_plugins
 from packtrain.measuring.request import Filters
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Balance
 from packtrain.records.schemas.to_record import SchemaOptions
-from packtrain.records.source import FORMATS
 
 LONGEST_DEFAULT = 32_000  # tokens of a pack where the model could take more
-DATASET_TYPES = ("vision", "vision_audio", "fineweb_edu")
-_FORMATS = (*FORMATS, "yaml")
 _SCHEMA = tuple(one.name for one in fields(SchemaOptions))
 _FILTERS = tuple(one.name for one in fields(Filters) if one.name not in ("limit", "eval_part"))
 _PACKING = tuple(one.name for one in fields(PackingConfig))
@@ -178,7 +174,7 @@ class DatasetConfig(DatasetSection):
         draws = self.max_samples is not None or self.eval_size is not None or self.object_ordering == "random"
         return self.seed if draws else 0
 
-    def measured_by(self) -> dict[str, Any]:
+    def measured_by(self) -> dict[str, object]:
         """The settings that costs follow from."""
         found = {
             "model": known_as(absolute(self.model_name)),
@@ -188,7 +184,7 @@ class DatasetConfig(DatasetSection):
         function = self.formatting_func
         return found | ({"formatting_func": without_folder(function)} if function is not None else {})
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def told(self) -> dict[str, dict[str, object]]:
         """What was said about the data, as sections of a config: what is not the default."""
         data = {
             name: value
@@ -241,20 +237,6 @@ def _switched_on(given: Any) -> bool:
 
 def _plugins(config: DatasetConfig) -> Iterator[str]:
     yield from _refusals(load_plugins, {"modules": config.plugins or ()})
-
-
-def _names(config: DatasetConfig) -> Iterator[str]:
-    """Settings that are one of several words."""
-    for name, allowed in (
-        ("dataset_type", DATASET_TYPES),
-        ("dataset_format", (None, *_FORMATS)),
-        ("loss_on", (None, *get_args(LossOn))),
-        ("balance", (None, *get_args(Balance))),
-    ):
-        value = getattr(config, name)
-        if value not in allowed:
-            words = [word for word in allowed if word is not None]
-            yield f"{name}: {value!r} instead of {', '.join(words)}. {nearest(str(value), words)}".rstrip(". ")
 
 
 def _padded(config: DatasetConfig) -> Iterator[str]:
@@ -320,7 +302,7 @@ def _records(config: DatasetConfig) -> Iterator[str]:
     yield from _refusals(config.filters, {})
 
 
-def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> Iterator[str]:
+def _refusals(make: Callable[..., object], settings: Raw) -> Iterator[str]:
     try:
         make(**settings)
     except ConfigError as error:
@@ -328,4 +310,4 @@ def _refusals(make: Callable[..., object], settings: Mapping[str, Any]) -> Itera
         yield ". ".join(filter(None, (found, error.fix)))
 
 
-_CHECKS: tuple[Check, ...] = (_plugins, _names, _packing, _padded, _online, _records)
+_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padded, _online, _records)

@@ -13,6 +13,8 @@ from packtrain.core.values import MediaLimits
 from packtrain.families.chat_template import A_DAY, is_date
 from packtrain.records.yaml_text import brief
 
+Raw = Mapping[str, Any]  # keys and values as a file has them, not checked yet
+
 _NEAR = 0.8  # of two names: the share that they have in common
 _LARGEST = 1 << 53  # beyond it whole numbers are no longer told apart as floats
 
@@ -25,6 +27,7 @@ class Kind:
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
     inside: Mapping[str, Kind] | None = None  # of a section whose keys are known
+    words: tuple[str, ...] = ()  # of which it is one
 
     def holds(self, value: object) -> bool:
         """Whether a value is of this kind. bool does not count as a number."""
@@ -35,7 +38,7 @@ class Kind:
         """What is wrong with a value, by the name of its key, or of the key inside it."""
         if self.inside is None or not isinstance(value, Mapping):
             if not self.holds(value):
-                yield f"{name}: {brief(value)} instead of {self}"
+                yield f"{name}: {brief(value)} instead of {self}. {nearest(str(value), self.words)}".rstrip(". ")
             return
         for key, given in value.items():
             if key not in self.inside:
@@ -59,7 +62,7 @@ def number(said: str, fits: Callable[[Any], bool]) -> Kind:
 
 def choice(*names: str) -> Kind:
     """One of these words."""
-    return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), (str,), lambda value: value in names)
+    return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), (str,), lambda value: value in names, words=names)
 
 
 def either(*kinds: Kind) -> Kind:
@@ -181,7 +184,7 @@ class Section:
         return {one.name: one.metadata["key"] for one in fields(cls) if "key" in one.metadata}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: Raw) -> Self:
         """From values that were checked."""
         return cls(**{name: value for name, value in values.items() if value is not None})
 

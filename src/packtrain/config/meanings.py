@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from packtrain.config.keys import Raw
+
 _COUNTED = re.compile(r"(?:HF::)?([^#]+?)(?::([\w.-]+))?(?:#(\d+))?")
 _ROLES = {
     **{"user": ("user", "human"), "assistant": ("assistant", "gpt", "chatgpt", "model")},
@@ -21,14 +23,14 @@ _COLUMNS = "columns are named by data.columns, and data.formatting_func takes a 
 class Means:
     """Settings of ours, or none where a key changes nothing here; and what else there is to know."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Raw = field(default_factory=dict)
     why: str = ""
-    mixture: tuple[Mapping[str, Any], ...] = ()  # several datasets, which are a file of their own
+    mixture: tuple[Raw, ...] = ()  # several datasets, which are a file of their own
 
 
 # A text says why it cannot be; None: the key means here what it says.
 Meaning = Means | str | None
-Meant = Callable[[Any, Mapping[str, Any]], Meaning]  # of a value and of all that stands beside it
+Meant = Callable[[Any, Raw], Meaning]  # of a value, and of all keys of its file
 _OFF = (None, False, "", 0, 0.0, "no", "none", "None", "false", "False")
 
 
@@ -50,7 +52,7 @@ def refused(why: str) -> Meant:
 def only_off(why: str) -> Meant:
     """A switch, a list, or a section with `enabled`, that has to be off."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Raw) -> Meaning:
         on = value.get("enabled", bool(value)) if isinstance(value, Mapping) else value
         empty = on in _OFF if isinstance(on, str | int | float | None) else not on
         return Means(why="it is off") if empty else why
@@ -63,10 +65,10 @@ def only(usual: Any, why: str, said: str = "the same here") -> Meant:
     return lambda value, beside: Means(why=said) if value == usual or not value else why
 
 
-def switch(on: Mapping[str, Any], off: Mapping[str, Any] | None = None, why: str = "") -> Meant:
+def switch(on: Raw, off: Raw | None = None, why: str = "") -> Meant:
     """true or false, and what each of them means."""
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Raw) -> Meaning:
         if not isinstance(value, bool):
             return f"{value!r:.100} instead of true or false"
         settings = on if value else off or {}
@@ -85,11 +87,11 @@ def flag(why: str) -> Meant:
     return lambda value, beside: Means(why=why) if isinstance(value, bool) else None
 
 
-def among(known: Mapping[str, Mapping[str, Any]], otherwise: str = "", said: str = "the same here") -> Meant:
+def among(known: Mapping[str, Raw], otherwise: str = "", said: str = "the same here") -> Meant:
     """One of these words; any other cannot be."""
     otherwise = otherwise or f"instead of {' or '.join([', '.join([*known][:-1]), [*known][-1]])}"
 
-    def meaning(value: Any, beside: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, beside: Raw) -> Meaning:
         if not isinstance(value, str) or value not in known:
             return f"{value!r:.100}{'' if otherwise.startswith('instead') else ':'} {otherwise}"
         return Means(known[value], "" if known[value] else said)
@@ -107,14 +109,14 @@ def each(names: str | Iterable[str], meant: Meant) -> dict[str, Meant]:
     return dict.fromkeys(names.split() if isinstance(names, str) else names, meant)
 
 
-def datasets_of(value: Any, beside: Mapping[str, Any]) -> Means | str:
+def datasets_of(value: Any, beside: Raw) -> Means | str:
     """The datasets of a config; a text says why they cannot be."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
         return f"{value!r:.100} instead of a dataset, or a list of them"
     if all(isinstance(name, str) and not _is_place(name) for name in names):
         return _registered(names, beside)
-    items: list[Mapping[str, Any]] = []
+    items: list[Raw] = []
     why: list[str] = []
     for one in names:
         found = _counted(one) if isinstance(one, str) else _described(one)
@@ -131,7 +133,7 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in "/.#")
 
 
-def _registered(names: list[str], beside: Mapping[str, Any]) -> Means | str:
+def _registered(names: list[str], beside: Raw) -> Means | str:
     """Names in LLaMA-Factory's dataset_info.json."""
     folder = beside.get("dataset_dir", "data")
     if not isinstance(folder, str) or folder == "ONLINE":
@@ -170,7 +172,7 @@ def _described(given: Any) -> Means | str:
     return Means(item, "; ".join(why))
 
 
-def _path(value: Any, given: Mapping[str, Any]) -> Meaning:
+def _path(value: Any, given: Raw) -> Meaning:
     """axolotl names files as data_files, of a folder or of a format."""
     files = given.get("data_files")
     if not files:
@@ -183,7 +185,7 @@ def _path(value: Any, given: Mapping[str, Any]) -> Meaning:
     return Means({"dataset_path": os.path.join(str(value), files) if inside else files})
 
 
-def _type(value: Any, given: Mapping[str, Any]) -> Meaning:
+def _type(value: Any, given: Raw) -> Meaning:
     if value == "completion":
         field = given.get("field") or "text"
         named = {} if field == "text" else {"columns": {field: "text"}}
@@ -195,7 +197,7 @@ def _type(value: Any, given: Mapping[str, Any]) -> Meaning:
     return f"{value!r:.60}: {_COLUMNS}"
 
 
-def _messages(value: Any, given: Mapping[str, Any]) -> Meaning:
+def _messages(value: Any, given: Raw) -> Meaning:
     known = value in ("messages", "conversations", "conversation")
     return Means({} if known else {"columns": {value: "messages"}})
 
@@ -203,7 +205,7 @@ def _messages(value: Any, given: Mapping[str, Any]) -> Meaning:
 def _names(known: Mapping[str, tuple[str, ...]]) -> Meant:
     """Names that are recognised anyway, one or a list for each of ours."""
 
-    def meaning(value: Any, given: Mapping[str, Any]) -> Meaning:
+    def meaning(value: Any, given: Raw) -> Meaning:
         said = value.items() if isinstance(value, Mapping) else [("", value)]
         fits = all(set(names if isinstance(names, list) else [names]) <= {*known.get(ours, ())} for ours, names in said)
         return Means() if fits else f"{value!r:.100}: {_COLUMNS}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from packtrain.config.config_files import RuntimeValue, Written
 from packtrain.config.data_section import MEDIA_LIMITS
-from packtrain.config.keys import brief_name
+from packtrain.config.keys import Raw, brief_name
 from packtrain.config.meanings import Meant
 from packtrain.config.sections import (
     ALIASES,
@@ -36,11 +36,11 @@ class _Understood:
     at: str
     home: str
     name: str
-    brings: Mapping[str, object]
+    brings: Raw
     why: str = ""
 
-    def said(self, values: Mapping[str, object]) -> str:
-        """How it was understood; what it brings along is said only where `values` have it, not overruled."""
+    def note(self, values: Raw) -> str:
+        """How it was understood, with what it brings along that `values` have, not overruled."""
         kept = [f"{other}: {_plainly(given)}" for other, given in self.brings.items() if values.get(other) == given]
         named = [f"{self.home}.{self.name}"] if self.name else []
         why = f" ({self.why})" if self.why else ""
@@ -64,14 +64,14 @@ class Reading:
 
     def file(self, written: Written) -> dict[str, dict[str, object]]:
         """One file, over what it extends; what it says itself."""
-        found = _File(written=written, reading=self)
+        one = _File(written=written, reading=self)
         self.marks += marks_of(written.content)
         for key, value in written.content.items():
             section = SECTION_ALIASES.get(str(key), str(key))
             if key == "extends":
                 continue
             if section not in SECTIONS or (str(key) in THEIRS and not isinstance(value, Mapping | None)):
-                found.place(None, str(key), value, at=str(key))
+                one.place(None, str(key), value, at=str(key))
                 continue
             if section == "model" and isinstance(value, str):
                 value = {"model_name_or_path": value}
@@ -80,44 +80,42 @@ class Reading:
                     way = (
                         ". Set data.dataset_path, or use --data" if section == "data" and isinstance(value, str) else ""
                     )
-                    found.problem(str(key), f"{key}: {type(value).__name__} instead of a section{way}")
+                    one.problem(str(key), f"{key}: {type(value).__name__} instead of a section{way}")
                 continue
             if section != key:
                 self.sections[str(key)] = section
             for inner, given in value.items():
-                found.place(section, str(inner), given, at=f"{key}.{inner}")
-        said = found.finished()
-        for home, values in said.items():
-            kept = self.merged.setdefault(home, {})
+                one.place(section, str(inner), given, at=f"{key}.{inner}")
+        sections = one.finished()
+        for home, values in sections.items():
             # What a key only brings along does not overrule what a file below says itself.
-            kept.update({name: one for name, one in values.items() if not found.only_brings(home, name)})
-        self.explicit |= found.said.keys()
-        return said
+            own = {name: value for name, value in values.items() if not one.only_brings(home, name)}
+            self.merged.setdefault(home, {}).update(own)
+        self.explicit |= one.keys.keys()
+        return sections
 
     def read_as(self) -> list[str]:
         """How names were understood; what they bring along is said only where it has not been overruled."""
-        found = [f"section {name} is {section}" for name, section in self.sections.items()]
-        found += [one.said(self._values(one.home)) for one in self.understood]
-        return list(dict.fromkeys(found))
+        notes = [f"section {name} is {section}" for name, section in self.sections.items()]
+        notes += [one.note(self._values(one.home)) for one in self.understood]
+        return list(dict.fromkeys(notes))
 
     def notes(self) -> tuple[str, ...]:
-        """What is said about keys of other systems, in two lines."""
-        found = self.read_as()
-        said = [f"read as: {'; '.join(found)}"] if found else []
-        if self.unused:
-            by_why: dict[str, list[str]] = {}
-            for at, why in self.unused.items():
-                by_why.setdefault(why, []).append(at)
-            said.append("no effect here: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in by_why.items()))
-        return tuple(said)
+        """Keys of other systems, in two lines: what they mean, and which have no effect."""
+        by_why: dict[str, list[str]] = {}
+        for at, why in self.unused.items():
+            by_why.setdefault(why, []).append(at)
+        unused = [f"{', '.join(names)} ({why})" for why, names in by_why.items()]
+        lines = (("read as", self.read_as()), ("no effect here", unused))
+        return tuple(f"{title}: {'; '.join(notes)}" for title, notes in lines if notes)
 
-    def _values(self, home: str) -> dict[str, object]:
+    def _values(self, home: str) -> Raw:
         """The settings of a section, limits of media too."""
         values = self.merged.get(home, {})
         limits = values.get("processor_config")
         return {**values, **(limits if isinstance(limits, Mapping) else {})}
 
-    def checked(self, where: str) -> dict[str, dict[str, Any]]:
+    def checked(self, where: str) -> dict[str, dict[str, object]]:
         """The settings by section, or everything that is wrong with them."""
         # A key without a value is not set; over a file that is extended it takes the setting back.
         merged = {
@@ -141,8 +139,8 @@ class _File:
 
     written: Written
     reading: Reading
-    values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    said: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key
+    values: dict[str, dict[str, object]] = field(default_factory=dict)
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key they are set
     implied: list[tuple[str, str, Any]] = field(default_factory=list)  # by keys of other systems
     limits: dict[str, object] = field(default_factory=dict)  # of media, that stand outside processor_config
 
@@ -153,14 +151,11 @@ class _File:
                 return OF_SYSTEM[system][key]
         return THEIRS.get(name)
 
-    def beside(self) -> dict[str, Any]:
-        """All keys of the file by their own names, whatever section they stand in."""
-        found: dict[str, Any] = {}
-        for key, value in self.written.content.items():
-            found |= (
-                {str(inner): one for inner, one in value.items()} if isinstance(value, Mapping) else {str(key): value}
-            )
-        return found
+    def beside(self) -> Raw:
+        """All keys of the file by their own names, in whatever section."""
+        top = self.written.content.items()
+        parts = (value.items() if isinstance(value, Mapping) else [(key, value)] for key, value in top)
+        return {str(key): value for part in parts for key, value in part}
 
     def place(self, section: str | None, key: str, value: Any, at: str) -> None:
         """Put one key where it belongs; flat keys and keys of a neighbouring section find their own."""
@@ -189,7 +184,7 @@ class _File:
         if key != name:
             self.reading.understood.append(_Understood(brief_name(at), home, name, brings))
         for other, given in brings.items():
-            if (home, other) in self.said:
+            if (home, other) in self.keys:
                 continue
             if _contradict(self.values[home].setdefault(other, given), given):
                 self.problem(at, f"{at} means {other}: {given}; another key sets {self.values[home][other]}: keep one")
@@ -208,13 +203,13 @@ class _File:
                 if _contradict(given[name], self.limits[name]):
                     self.problem("", f"{name} beside data.processor_config, which differs")
             below = self.reading.merged.get("data", {}).get("processor_config")
-            said = {name: given.get(name) if value is None else value for name, value in self.limits.items()}
-            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **said}
+            own = {name: given.get(name) if value is None else value for name, value in self.limits.items()}
+            data["processor_config"] = {**(below if isinstance(below, Mapping) else {}), **given, **own}
         return self.values
 
     def only_brings(self, home: str, name: str) -> bool:
         """Does this file have a setting along with another key only, and a file below by itself?"""
-        return (home, name) in self.reading.explicit and (home, name) not in self.said and name != "processor_config"
+        return (home, name) in self.reading.explicit and (home, name) not in self.keys and name != "processor_config"
 
     def problem(self, at: str, text: str) -> None:
         """Something that is wrong with a key."""
@@ -222,13 +217,13 @@ class _File:
 
     def _set(self, at: str, home: str, name: str, value: Any) -> bool:
         """Whether it could be set: what is said again, or without a value, is no contradiction."""
-        before = self.values.get(home, {}).get(name) if (home, name) in self.said else None
+        before = self.values.get(home, {}).get(name) if (home, name) in self.keys else None
         if before is None:
-            self.said[home, name] = brief_name(at)
+            self.keys[home, name] = brief_name(at)
             self.reading.places[home, name] = lambda: self.written.place(at)
             self.values.setdefault(home, {})[name] = value
         elif _contradict(before, value):
-            self.problem(at, f"{at} and {self.said[home, name]} are the same setting")
+            self.problem(at, f"{at} and {self.keys[home, name]} are the same setting")
             return False
         return True
 

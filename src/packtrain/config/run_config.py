@@ -10,7 +10,7 @@ from typing import Any
 
 from packtrain.config.config_files import Written, config_files
 from packtrain.config.data_section import DataSection
-from packtrain.config.keys import brief_name
+from packtrain.config.keys import Raw, brief_name
 from packtrain.config.reading import Reading
 from packtrain.config.sections import SECTIONS, ModelSection, ReportSection
 from packtrain.config.training_section import TrainingSection
@@ -50,7 +50,7 @@ class RunConfig:
     written_as: tuple[str, ...] = ()  # names of sections and keys by which another system is known
 
     @classmethod
-    def of(cls, sections: Mapping[str, Mapping[str, Any]], where: str = "config") -> RunConfig:
+    def of(cls, sections: Mapping[str, Raw], where: str = "config") -> RunConfig:
         """From settings by our own names, as a file would have them."""
         return run_config(Reading(merged={name: dict(values) for name, values in sections.items()}), where)
 
@@ -73,7 +73,7 @@ def run_config(reading: Reading, where: str, below: RunConfig | None = None, not
     """The config that was read, or everything that is wrong with it; `below` is one that this is read over."""
     sections, below = reading.checked(where), below or RunConfig()
     data = sections.get("data", {})
-    data |= {name: kept_apart(data[name]) for name in _URLS & data.keys()}  # which from here on have no secrets
+    data |= {name: kept_apart(str(data[name])) for name in _URLS & data.keys()}  # which from here on have no secrets
     return RunConfig(
         **{name: cls.of(sections.get(name, {})) for name, cls in SECTIONS.items()},  # type: ignore[arg-type]
         notes=tuple(dict.fromkeys((*below.notes, *notes, *reading.notes()))),
@@ -87,21 +87,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     reading = Reading()
     for written in config_files(Path(path)):
         reading.file(written)
-    found = _beside(run_config(reading, str(path)), Path(path).parent)
-    return with_overrides(found, overrides) if overrides else found
+    config = _beside(run_config(reading, str(path)), Path(path).parent)
+    return with_overrides(config, overrides) if overrides else config
 
 
 def with_overrides(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The config with settings from the command line over it; their values are YAML, null takes a setting back."""
     reading, notes = Reading(merged=config.sections()), []
     content = _overrides(overrides, reading.problems)
-    said = reading.file(Written(name="command line", content=content)).get("training", {})
+    given = reading.file(Written(name="command line", content=content)).get("training", {})
     reading.sections.clear()  # how single settings are written tells nothing about the config
     reading.marks.clear()
-    for name in (name for name, value in said.items() if value not in (None, -1)):
-        for other in (other for other in _INSTEAD_OF.get(name, ()) if other not in said):
+    for name in (name for name, value in given.items() if value not in (None, -1)):
+        for other in (other for other in _INSTEAD_OF.get(name, ()) if other not in given):
             if (before := reading.merged["training"].pop(other, None)) is not None:
-                notes.append(f"{name} {brief(said[name])} of the command line replaces {other} {before}")
+                notes.append(f"{name} {brief(given[name])} of the command line replaces {other} {before}")
     return run_config(reading, "command line", config, notes)
 
 

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
 
+from packtrain.config.keys import Raw
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import ModelSection
 from packtrain.config.systems import systems_of
@@ -78,15 +79,15 @@ def step_settings(config: RunConfig) -> StepSettings:
     """How a step is computed, without the rates of frozen parts."""
     training, model = config.training, model_settings(config)
     found = training.given(*_STEP)
-    for rate, learns in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
-        if not learns:
+    for rate, trained in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
+        if not trained:
             found.pop(rate, None)
     if "save_delay_steps" in found:
         found["save_delay_steps"] = int(found["save_delay_steps"])
     return StepSettings(**found)
 
 
-def training_setup(config: RunConfig, *, gpus: int, given: Mapping[str, Any] | None = None) -> TrainingSetup:
+def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) -> TrainingSetup:
     """How the run is trained, as far as memory and time depend on it; `given` overrides the config."""
     known = [one.name for one in fields(TrainingSetup)]
     for name in given or {}:
@@ -256,7 +257,7 @@ def own_limits(config: RunConfig, settings: ProcessorSettings) -> tuple[RunConfi
     return without_limits(config, gone), (f"{settings.model_type} has no such media limit, ignored: {said}",)
 
 
-def unknown_limits(config: RunConfig, settings: ProcessorSettings) -> dict[str, Any]:
+def unknown_limits(config: RunConfig, settings: ProcessorSettings) -> dict[str, float]:
     """Limits of media that a config has and the model's family has not."""
 
     def takes(**limits: Any) -> bool:
@@ -270,7 +271,7 @@ def unknown_limits(config: RunConfig, settings: ProcessorSettings) -> dict[str, 
     return {name: value for name, value in given.items() if takes() and not takes(**{name: value})}
 
 
-def without_limits(config: RunConfig, gone: Mapping[str, Any]) -> RunConfig:
+def without_limits(config: RunConfig, gone: Raw) -> RunConfig:
     """The config without these limits of media."""
     kept = {name: value for name, value in (config.data.processor_config or {}).items() if name not in gone}
     return replace(config, data=replace(config.data, processor_config=kept or None))

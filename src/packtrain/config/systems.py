@@ -80,8 +80,8 @@ UNLESS: Mapping[str, tuple[str, ...]] = {
 # Settings with another default here: what to know when they are not set.
 UNSAID: Mapping[str, Mapping[str, str]] = {
     "TRL": {
-        "loss_on": "TRL trains every token of a chat without assistant_only_loss, here answers carry loss; TRL's is "
-        "data.loss_on: all",
+        "loss_on": "TRL trains every token of a chat without assistant_only_loss; here only answers carry loss: "
+        "data.loss_on: all trains every token here too",
         "lora_target_modules": "TRL leaves the default of lora_target_modules to peft, often q_proj and v_proj;"
         " here every linear layer of the decoder gets an adapter",
         "packing_length": "TRL truncates to max_length 1024 by default; samples are kept whole here",

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from packtrain.config.keys import Raw
 from packtrain.config.meanings import (
     Meaning,
     Means,
@@ -51,7 +52,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _template(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _template(value: Any, beside: Raw) -> Meaning:
     """A name of a chat template; a file of one is ours."""
     if isinstance(value, str) and (os.path.exists(value) or value.endswith((".jinja", ".j2", ".txt"))):
         return Means({"chat_template": value})
@@ -64,7 +65,7 @@ def _template(value: Any, beside: Mapping[str, object]) -> Meaning:
 def _per_epoch(kind: str) -> Meant:
     """Once an epoch, or a share of the run, as axolotl computes it."""
 
-    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
+    def meaning(value: Any, beside: Raw) -> Meaning:
         if value in (0, 1) and not isinstance(value, bool):
             return Means({f"{kind}_strategy": "epoch" if value else "no"})
         epochs = beside.get("num_epochs") or 1
@@ -78,22 +79,22 @@ def _per_epoch(kind: str) -> Meant:
 
 
 def _frozen(part: str) -> Meant:
-    """Which parts learn. What is not frozen learns in full training; adapters are of the decoder alone."""
+    """Which parts are trained. What is not frozen is, in full training; adapters are in the decoder alone."""
 
-    def meaning(value: Any, beside: Mapping[str, object]) -> Meaning:
+    def meaning(value: Any, beside: Raw) -> Meaning:
         if not isinstance(value, bool):
             return f"{value!r:.100} instead of true or false"
         method = next((beside[name] for name in ("finetuning_type", "train_type", "tuner_type") if name in beside), "")
         if value or method == "full":
             return Means({part: not value})
         if part == "train_language":
-            return Means(why="it learns")
+            return Means(why="it is trained")
         return Means(why=f"adapters are in the decoder; to train a part as a whole, set {part}: true")
 
     return meaning
 
 
-def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _freeze_modules(value: Any, beside: Raw) -> Meaning:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or any(name not in _MODULES for name in names):
         way = "use train_vision, train_projector and train_language"
@@ -101,17 +102,17 @@ def _freeze_modules(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({part: False for name in names for part in _MODULES[name]})
 
 
-def _liger(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _liger(value: Any, beside: Raw) -> Meaning:
     return Means(why="already covered by chunked_loss, which keeps logits small") if value is True else None
 
 
-def _fsdp(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _fsdp(value: Any, beside: Raw) -> Meaning:
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return Means({"fsdp": " ".join(value)}) if value else Means(why="it is off")
     return None
 
 
-def _deepspeed(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _deepspeed(value: Any, beside: Raw) -> Meaning:
     """A section with a switch, or a file that other systems bring along and that is not here: its name says it."""
     if isinstance(value, Mapping) and "enabled" in value:
         on = value.get("enabled") and value.get("config")
@@ -126,13 +127,13 @@ def _deepspeed(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means({"deepspeed": f"zero{named[1]}"}, "the file is not here; its name gives the stage")
 
 
-def _folder_of_runs(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _folder_of_runs(value: Any, beside: Raw) -> Meaning:
     if beside.get("output_dir"):
         return Means(why="output_dir is the run's folder")
     return Means({"output_dir": os.path.join(str(value), str(beside.get("run_name") or "run"))})
 
 
-def _subsets(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _subsets(value: Any, beside: Raw) -> Meaning:
     names = list(value) if isinstance(value, list) else [value]
     if names in (["all"], ["default"]):
         return Means(why="the dataset unchanged")
@@ -141,7 +142,7 @@ def _subsets(value: Any, beside: Mapping[str, object]) -> Meaning:
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
 
 
-def _evaluated_split(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _evaluated_split(value: Any, beside: Raw) -> Meaning:
     """TRL's scripts evaluate the test split of the same dataset, if anything is evaluated."""
     if value in ("no", False) or beside.get("eval_dataset") or not beside.get("dataset_name"):
         return None
@@ -149,11 +150,11 @@ def _evaluated_split(value: Any, beside: Mapping[str, object]) -> Meaning:
     return Means({"eval_strategy": value, "eval_path": beside["dataset_name"], "eval_split": split})
 
 
-def _datasets(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _datasets(value: Any, beside: Raw) -> Meaning:
     return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else datasets_of(value, beside)
 
 
-def _evaluated(value: Any, beside: Mapping[str, object]) -> Meaning:
+def _evaluated(value: Any, beside: Raw) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
         return Means(why="val_jsonl is the data")
@@ -166,28 +167,28 @@ def _evaluated(value: Any, beside: Mapping[str, object]) -> Meaning:
     return Means({names[name]: given for name, given in found.settings.items()}, found.why)
 
 
-def _frame_num(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _frame_num(value: Any, beside: Raw) -> Meaning:
     counted = beside.get("video_sampling_strategy") == "frame_num"
     return Means({"num_frames": value}) if counted else Means(why="frames are sampled by fps")
 
 
-def _use_peft(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _use_peft(value: Any, beside: Raw) -> Meaning:
     return switch({} if beside.get("method") else {"method": "lora"})(value, beside)
 
 
-def _debug(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _debug(value: Any, beside: Raw) -> Meaning:
     is_switch = isinstance(value, Mapping) and "enabled" in value
     return only_off("leave it out")(value, beside) if is_switch else None
 
 
-def _pad_only(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _pad_only(value: Any, beside: Raw) -> Meaning:
     """Tokens may be named, none is added; how rows are padded is of no influence."""
     if not value or (isinstance(value, Mapping) and set(value) <= {"pad_token"}):
         return Means(why="tokenizers are not changed here; padding carries no loss")
     return "tokenizers are not changed here: the template ends chats, and the model's files define its tokens"
 
 
-def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _use_chat_template(value: Any, beside: Raw) -> Meaning:
     way = "plain text is read unchanged: prompt and completion as strings, or dataset_type: fineweb_edu"
     return Means(why="the same here") if value is True else f"{value!r:.100}: chats use it; {way}"
 
@@ -195,7 +196,7 @@ def _use_chat_template(value: Any, beside: Mapping[str, Any]) -> Meaning:
 _KERNEL_CHOICE = "kernels are set by training.attn_implementation and training.compile, and change no result"
 
 
-def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _plugins(value: Any, beside: Raw) -> Meaning:
     """Axolotl's own classes: those for kernels are covered, others change what is trained. The rest are the user's."""
     names = [str(name) for name in (value if isinstance(value, list) else [value])]
     theirs = [name for name in names if name.startswith("axolotl.")]
@@ -205,7 +206,7 @@ def _plugins(value: Any, beside: Mapping[str, Any]) -> Meaning:
     return Means(why=_KERNEL_CHOICE) if theirs and len(theirs) == len(names) else None
 
 
-def _tokenizer(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _tokenizer(value: Any, beside: Raw) -> Meaning:
     same = value in (None, beside.get("base_model"))
     return Means(why="the model defines it") if same else f"{value!r:.100}: the model's own tokenizer is used"
 
@@ -387,7 +388,7 @@ _RETIRED: Mapping[str, object] = {
     **{"fsdp_min_num_params": 0, "mp_parameters": "", "ray_scope": "last", "save_safetensors": True},
 }
 # Values that are the default here, of keys that are ours too.
-_AS_DEFAULT: Mapping[str, Any] = {"bf16": "auto", "tf32": "auto", "chat_template": "tokenizer_default", "eval_size": 0}
+_AS_DEFAULT: Raw = {"bf16": "auto", "tf32": "auto", "chat_template": "tokenizer_default", "eval_size": 0}
 THEIRS: Mapping[str, Meant] = {
     **_ACT,
     **{name: default(usual) for name, usual in _AS_DEFAULT.items()},
@@ -401,27 +402,27 @@ THEIRS: Mapping[str, Meant] = {
 }
 
 
-def _swift_length(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _swift_length(value: Any, beside: Raw) -> Meaning:
     longer = {} if beside.get("truncation_strategy") else {"overlong": "drop"}
     return Means({"packing_length": value, **longer})
 
 
-def _lmms_format(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _lmms_format(value: Any, beside: Raw) -> Meaning:
     return Means(why="the datasets are listed here") if value == "yaml" and beside.get("datasets") else None
 
 
-def _lmms_type(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _lmms_type(value: Any, beside: Raw) -> Meaning:
     iterable = ("vision_iterable", "qwen3_vl_iterable", "multimodal", "multimodal_iterable")
     return Means({"dataset_type": "vision"}) if value in iterable else None
 
 
-_TRL_STRATEGIES: Mapping[str, Mapping[str, Any]] = {
+_TRL_STRATEGIES: Mapping[str, Raw] = {
     **{name: {"packing_strategy": "best_fit"} for name in ("bfd", "ffd")},
     "bfd_split": {"packing_strategy": "best_fit", "overlong": "split"},
 }
 
 
-def _trl_strategy(value: Any, beside: Mapping[str, Any]) -> Meaning:
+def _trl_strategy(value: Any, beside: Raw) -> Meaning:
     found = _TRL_STRATEGIES.get(value) if isinstance(value, str) else None
     return None if found is None else Means(found)
 

@@ -28,7 +28,7 @@ from packtrain.config.keys import (
     either,
     key,
 )
-from packtrain.runs.history import MAY_BE_ZERO, MonitorLimits
+from packtrain.runs.early_warnings import MAY_BE_ZERO, MonitorLimits
 
 KEPT_CHECKPOINTS = 2
 _MONITORED = ((COUNT, WHOLE), (POSITIVE, AMOUNT))

@@ -157,8 +157,8 @@ def _flash_refusal(model: Any, backend: str, device: torch.device, dtype: torch.
 
 def _windows_only_in_masks(language: nn.Module) -> bool:
     """Whether layers keep their sliding window to the mask, instead of handing it on to their attention."""
-    found = {type(module) for module in language.modules() if varlen.is_windowed(module)}
-    sources = (inspect.getsource(kind.forward) for kind in found)
+    kinds = {type(module) for module in language.modules() if varlen.is_windowed(module)}
+    sources = (inspect.getsource(kind.forward) for kind in kinds)
     return any("attention_interface(" in source and "sliding_window" not in source for source in sources)
 
 
@@ -175,9 +175,9 @@ def _switch(model: Any, *, text: str, vision: str) -> None:
         raise ConfigError(
             "attn_implementation", got=f"{text}: {in_one_line(error)}", fix="use auto, or eager"
         ) from error
-    found = _text_config(model)._attn_implementation
-    if found != text:  # transformers only warns
-        raise ConfigError("attn_implementation", got=f"a model that keeps attention {found}", expected=text)
+    actual = _text_config(model)._attn_implementation
+    if actual != text:  # transformers only warns
+        raise ConfigError("attn_implementation", got=f"a model that keeps attention {actual}", expected=text)
 
 
 def _use_varlen(model: Any, parts: ModelParts) -> None:
@@ -275,9 +275,9 @@ def _text_config(model: Any) -> Any:
 def _head_dim(model: Any) -> int:
     """Of the largest head: layers may differ."""
     sizes = [getattr(module, "head_dim", None) for module in model_parts(model).language.modules()]
-    found = [size for size in sizes if isinstance(size, int)]
-    if found:
-        return max(found)
+    known = [size for size in sizes if isinstance(size, int)]
+    if known:
+        return max(known)
     config = _text_config(model)
     return int(config.hidden_size // config.num_attention_heads)
 

@@ -195,7 +195,7 @@ def _empty(base: Any, dtype: torch.dtype, *, tied: bool = True) -> Any:
     from torch.distributed.fsdp import FSDPModule
 
     # FSDP puts a class of its own in front of a model's.
-    plain: Any = next(found for found in type(base).__mro__ if not issubclass(found, FSDPModule))
+    plain: Any = next(kind for kind in type(base).__mro__ if not issubclass(kind, FSDPModule))
     settings = base.config.to_dict()  # without the names of attention implementations
     settings.pop("quantization_config", None)
     if not tied:
@@ -245,7 +245,7 @@ def _merged_weights(base: Any, weights: Mapping[str, Tensor]) -> dict[str, Tenso
     layers = {
         _name_without_wrappers(name): module for name, module in base.named_modules() if hasattr(module, "lora_A")
     }
-    found: dict[str, Tensor] = {}
+    merged: dict[str, Tensor] = {}
     for name, value in named.items():
         pieces = name.split(".")
         if _UNTRAINED_COPY in pieces or any(piece.startswith("lora_") for piece in pieces):
@@ -254,8 +254,8 @@ def _merged_weights(base: Any, weights: Mapping[str, Tensor]) -> dict[str, Tenso
         if path.endswith(f".{_BASE_LAYER}"):
             path = path.removesuffix(f".{_BASE_LAYER}")
             value = _with_adapter(named, path, layers[path], value) if kind == "weight" else value
-        found[f"{path}.{kind}".removeprefix(".").replace(f".{_TRAINED_COPY}", "")] = value
-    return found
+        merged[f"{path}.{kind}".removeprefix(".").replace(f".{_TRAINED_COPY}", "")] = value
+    return merged
 
 
 def _name_without_wrappers(name: str) -> str:
@@ -276,10 +276,10 @@ def _dequantized(base: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         return weights
     from bitsandbytes.functional import dequantize_4bit
 
-    found = {name: value for name, value in weights.items() if ".weight." not in name}
+    numbers = {name: value for name, value in weights.items() if ".weight." not in name}
     for name, weight in packed.items():
-        found[name] = dequantize_4bit(weight.data, weight.quant_state).cpu()
-    return found
+        numbers[name] = dequantize_4bit(weight.data, weight.quant_state).cpu()
+    return numbers
 
 
 def _with_adapter(named: Mapping[str, Tensor], path: str, layer: Any, weight: Tensor) -> Tensor:
@@ -321,23 +321,23 @@ def limited_parts(settings: ProcessorSettings, limits: MediaLimits) -> dict[str,
     if family is None:
         return None
     given = family.processor_kwargs()
-    found: dict[str, Part] = {}
+    parts: dict[str, Part] = {}
     if images := given.get("images_kwargs"):
         kept = {
             name: value for name, value in settings.image.items() if name not in _OLD_BOUNDS or "size" not in images
         }
-        found["image_processor"] = {**kept, **images}
+        parts["image_processor"] = {**kept, **images}
     video = settings.video or settings.image
-    if "video" in family.placeholders and (given.get("videos_kwargs") or "image_processor" in found):
+    if "video" in family.placeholders and (given.get("videos_kwargs") or "image_processor" in parts):
         sampled = any(getattr(limits, name) is not None for name in (*_SAMPLING, "max_frames"))
         own = given.get("videos_kwargs", {}) if sampled else {}
         kept = {name: value for name, value in video.items() if name not in _SAMPLING or not sampled}
-        found["video_processor"] = {**kept, **own}  # with nulls: classes have defaults of their own
+        parts["video_processor"] = {**kept, **own}  # with nulls: classes have defaults of their own
     changed = replace(
-        settings, image=found.get("image_processor", settings.image), video=found.get("video_processor", settings.video)
+        settings, image=parts.get("image_processor", settings.image), video=parts.get("video_processor", settings.video)
     )
     plain = load_rule(changed, MediaLimits())
-    return found if plain is not None and _counts(plain) == _counts(family) else None
+    return parts if plain is not None and _counts(plain) == _counts(family) else None
 
 
 def write_limits(folder: Path, parts: Mapping[str, Part]) -> None:
@@ -360,13 +360,13 @@ def _counts(family: Rule) -> list[Any]:
             for height, width in _SIDES[1:4]
             for frames, fps in _CLIPS
         ]
-    found: list[Any] = []
+    counts: list[Any] = []
     for header in media:
         try:
-            found.append(family.image(header, 1) if header.kind == "image" else family.video(header))
+            counts.append(family.image(header, 1) if header.kind == "image" else family.video(header))
         except (PacktrainError, RecordError) as error:
-            found.append(str(error))
-    return found
+            counts.append(str(error))
+    return counts
 
 
 def _read(path: Path) -> dict[str, Any]:

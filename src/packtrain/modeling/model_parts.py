@@ -41,8 +41,8 @@ def part_of_weight(name: str) -> str:
 
     Embeddings and the output head belong to the language model, mergers inside a vision encoder to the projector.
     """
-    found = part_of(name)
-    return found if found in PARTS else "language"
+    part = part_of(name)
+    return part if part in PARTS else "language"
 
 
 def model_parts(model: Any) -> ModelParts:
@@ -77,14 +77,14 @@ def transformers_model(model: Any) -> Any:
     """The transformers model inside wrappers."""
     from transformers import PreTrainedModel
 
-    found = model
-    while not isinstance(found, PreTrainedModel):
+    inner = model
+    while not isinstance(inner, PreTrainedModel):
         # Modules they hold themselves: adapters hand other names on to the model inside.
-        held = getattr(found, "_modules", {})
+        held = getattr(inner, "_modules", {})
         inside = next(
             (held[name] for name in ("module", "_orig_mod", "base_model", "model") if held.get(name) is not None), None
         )
         if inside is None:
             return model
-        found = inside
-    return found
+        inner = inside
+    return inner

@@ -204,13 +204,13 @@ def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, 
     gqa = q.shape[1] != k.shape[1]
     q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))  # (1, heads, tokens, head dim)
     bounds = ends.tolist()
-    found = []
+    outputs = []
     for start, end in pairwise(bounds):
         if start == end:
             continue
         inside = slice(start, end)
         mask = _band(end - start, window[0], q.device) if 0 <= window[0] < end - start else None
-        found.append(
+        outputs.append(
             scaled_dot_product_attention(
                 q[:, :, inside],
                 k[:, :, inside],
@@ -221,7 +221,7 @@ def _loop(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scaling: float | None, 
                 enable_gqa=gqa,
             )
         )
-    return torch.cat(found, dim=2)[0].transpose(0, 1).contiguous()  # as the kernel's: models take views of it
+    return torch.cat(outputs, dim=2)[0].transpose(0, 1).contiguous()  # as the kernel's: models take views of it
 
 
 def _band(length: int, left: int, device: torch.device) -> Tensor:

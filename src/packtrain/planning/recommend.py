@@ -251,7 +251,7 @@ def _with_old_values(question: Question, reasons: Iterable[Reason]) -> tuple[Rea
 def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     one, padded, packing = draft.simulation, draft.padded, draft.question.packing
     padding = f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding"
-    bound = f"{counted(one.packs, 'pack')}, of at least {one.bound:,} that any packing needs; {percent(one.fill)} full"
+    bound = f"{counted(one.packs, 'pack')}, where any packing needs at least {one.bound:,}; {percent(one.fill)} full"
     first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
     needed = {change.parameter: f"{change.reason}; " for change in draft.changes}
     limits = [

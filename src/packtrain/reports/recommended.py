@@ -110,7 +110,7 @@ def train_command(study: Study, yaml: Path, *more: str) -> str:
 
 
 def checklist(study: Study, out: Path) -> tuple[ChecklistItem, ...]:
-    """A trial, the proof, the run itself, the padded run to compare with, and the comparison."""
+    """A trial, the packing check, the run itself, the padded run to compare with, and the comparison."""
     yaml, packing, config = out / "recommended.yaml", study.recommendation.packing, study.recommendation.config
     data, runs = config.get("data", {}).get("dataset_path"), f"runs/{out.resolve().name}"
     best = next((run for run in study.padded if run.kernels == "packs"), None)

@@ -190,7 +190,7 @@ def _method(method: str, derived: Derived) -> str:
 def _trained(derived: Derived) -> str | None:
     found = []
     for part in _PARTS:
-        trained, whole = (derived.get(f"{name}.{part}") for name in ("learns", "weights"))
+        trained, whole = (derived.get(f"{name}.{part}") for name in ("trainable", "weights"))
         if not isinstance(trained, int):
             continue
         share = ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from packtrain.core.errors import ArtifactError
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.step_metrics import (
     EvalMetrics,
     StepMetrics,

@@ -19,7 +19,7 @@ import numpy as np
 
 from packtrain.core.artifacts import is_held, open_own
 from packtrain.core.errors import ConfigError, PathError
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.metrics_log import METRICS
 from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
 from packtrain.runs.step_metrics import LEARNING_RATES, NOT_FINITE, STEP_KEYS, EvalMetrics

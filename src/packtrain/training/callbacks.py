@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from packtrain.delivery.trainers.mixin import JointDecision
-from packtrain.runs.history import EarlyWarning, MonitorLimits
+from packtrain.runs.early_warnings import EarlyWarning, MonitorLimits
 from packtrain.runs.metrics_log import Metrics, MetricsLog
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 from packtrain.training.agreement import any_rank
@@ -186,7 +186,7 @@ class RunWatch(TrainerCallback):
         self._state: TrainerState | None = None
         self._saved = 0  # step of the newest checkpoint
 
-    def on_proof(self, verdict: CheckReport) -> None:
+    def on_packing_check(self, verdict: CheckReport) -> None:
         """The check before the first step has passed."""
         for line in verdict.summary_lines():
             self._progress.note(f"packing check: {line}")

@@ -91,18 +91,18 @@ def _raise_together(fault: str | None) -> None:
 
 def _first_packs(dataset: Any, rank: int, world: int) -> list[Samples]:
     """The first pack of several samples, then those that have what it lacks: a modality, the longest sample."""
-    found: list[Samples] = []
+    packs: list[Samples] = []
     for key in islice(_keys(dataset.schedule, rank, world), _PACKS):
         samples = _samples_of_pack(dataset, key)
         if len(samples) > 1:
-            found = [samples]
+            packs = [samples]
             break
-        found = found or ([samples] if samples else [])
-    if found:
-        for key in _keys_of_other_kinds(dataset, found[0]):
+        packs = packs or ([samples] if samples else [])
+    if packs:
+        for key in _keys_of_other_kinds(dataset, packs[0]):
             samples = _samples_of_pack(dataset, key)
-            found += [samples] if samples else []
-    return found
+            packs += [samples] if samples else []
+    return packs
 
 
 def _samples_of_pack(dataset: Any, key: PackKey) -> Samples:

@@ -14,7 +14,7 @@ from statistics import fmean, mean, median, variance
 from typing import Any, NamedTuple
 
 from packtrain.core.numbers import gib
-from packtrain.runs.history import Kind, MonitorLimits
+from packtrain.runs.early_warnings import Kind, MonitorLimits
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
 _NORMAL = 1.4826  # median deviation of a normal distribution -> its standard deviation

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from packtrain.core.errors import ArtifactError
-from packtrain.runs.history import KINDS, EarlyWarning, Kind, MonitorLimits
+from packtrain.runs.early_warnings import KINDS, EarlyWarning, Kind, MonitorLimits
 from packtrain.runs.step_metrics import (
     EvalMetrics,
     StepMetrics,

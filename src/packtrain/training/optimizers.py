@@ -115,5 +115,5 @@ def _frozen(model: Any, setting: str, part: str, rate: float) -> ConfigError:
     else:
         why, fix = f"the {part} part is frozen", f"set train_{part}: true, or leave {setting} out"
     return ConfigError(
-        f"training.{setting}", got=f"{rate}, and {why}", expected="a learning rate of a part that learns", fix=fix
+        f"training.{setting}", got=f"{rate}, and {why}", expected="a learning rate of a part that is trained", fix=fix
     )

@@ -229,8 +229,8 @@ def _advice(room: _Fitting, failure: Failure) -> str:
 
 def asked_bytes(error: BaseException) -> int:
     """What the allocation that failed asked for; 0 where the error does not say it."""
-    found = _ASKED.search(str(error))
-    return int(float(found[1]) * 2 ** _UNITS[found[2].upper()]) if found else 0
+    match = _ASKED.search(str(error))
+    return int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
 
 
 def _packs_in_words(batch: BatchInfo) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from packtrain.core.numbers import clock as as_clock
 from packtrain.core.numbers import duration
-from packtrain.runs.history import EarlyWarning
+from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
 _RECENT = 50  # steps that the rate is taken from

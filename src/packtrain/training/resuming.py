@@ -242,13 +242,13 @@ def require_shapes(optimizer: Any) -> None:
 def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:
     """The rates of the step that the schedule is at, computed as it does it."""
     pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-    found = [base * of_step(schedule.last_epoch) for base, of_step in pairs]
-    for group, rate in zip(groups, found, strict=True):
+    rates = [base * of_step(schedule.last_epoch) for base, of_step in pairs]
+    for group, rate in zip(groups, rates, strict=True):
         if isinstance(group[_RATE], Tensor):
             group[_RATE].fill_(rate)
         else:
             group[_RATE] = rate
-    schedule._last_lr = list(found)
+    schedule._last_lr = list(rates)
 
 
 def _refuse_other_groups(asked: Sequence[Group], loaded: Sequence[Group], path: str) -> None:

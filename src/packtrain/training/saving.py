@@ -61,13 +61,13 @@ class SafeCheckpoints(HFTrainer):
 
     def _checkpoint(self, given: Checkpoint | str | Path | bool | None) -> str | None:
         """The folder to go on from; all ranks agree on its step. One that was chosen before is as it was then."""
-        found = given
-        if not isinstance(found, Checkpoint):
-            found = checkpoint_to_resume(found, Path(str(self.args.output_dir)))
-            for words in found.passed_over if found is not None else ():
+        checkpoint = given
+        if not isinstance(checkpoint, Checkpoint):
+            checkpoint = checkpoint_to_resume(checkpoint, Path(str(self.args.output_dir)))
+            for words in checkpoint.passed_over if checkpoint is not None else ():
                 warnings.warn(f"skipped, the run continues from an earlier step: {words}", stacklevel=3)
-        self._resumed = None if found is None else found.path
-        return None if found is None else str(found.path)
+        self._resumed = None if checkpoint is None else checkpoint.path
+        return None if checkpoint is None else str(checkpoint.path)
 
     def load_weights(self, model: Any, checkpoint: str) -> bool:
         """All weights or adapters of a model that every rank has whole, or an error; Trainer reads sharded ones."""
@@ -248,9 +248,9 @@ def _require_saved(model: Any, path: Path) -> None:
     """A checkpoint without what a run is resumed from would be found out too late. One line: others are cut off."""
     wanted = "**/adapter_model.safetensors" if _is_peft(model) else "model*.safetensors"
     if not any(path.glob(wanted)):
-        found = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
+        names = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
         way = "" if _is_peft(model) or not _has_adapters(model) else "; add adapters with get_peft_model"
-        raise ArtifactError(f"no {wanted.removeprefix('**/')} was written, but {found}{way}")
+        raise ArtifactError(f"no {wanted.removeprefix('**/')} was written, but {names}{way}")
 
 
 def _is_peft(model: Any) -> bool:

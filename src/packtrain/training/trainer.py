@@ -57,7 +57,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/reference/trainer.md.
 
     on_step       gets the metrics of each step, on every rank; Trainer then prints nothing of its own
-    on_proof      gets the result of the check before the first step, once it has passed
+    on_packing_check      gets the result of the check before the first step, once it has passed
     first_check   whether packing is checked on the samples of the first batch before training
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
@@ -76,7 +76,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         step: StepSettings | None = None,
         meter: Meter | None = None,
         on_step: Callable[[Any], None] | None = None,
-        on_proof: Callable[[CheckReport], None] | None = None,
+        on_packing_check: Callable[[CheckReport], None] | None = None,
         first_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
         memory_model: ModelPrediction | None = None,
@@ -87,7 +87,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         packing = getattr(getattr(train_dataset, "config", None), "packing", True)
         refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
         self._meter: Meter = meter if meter is not None else Meter()
-        self._on_step, self._on_proof = on_step, on_proof
+        self._on_step, self._on_proof = on_step, on_packing_check
         self._first_check, self._deadline = first_check, watch_deadline
         self._memory_model, self._on_host = memory_model, tuple(on_host)
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):

@@ -255,7 +255,7 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
         random = False
     if random:
         left_out.append(
-            "training mode: the model has randomness besides dropout (such as a router) or running statistics, so "
+            "training mode: the model is random beyond dropout (a router, for example) or keeps running statistics, so "
             "gradients are compared in evaluation mode"
         )
         return [EVALUATION]

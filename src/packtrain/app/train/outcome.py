@@ -58,7 +58,7 @@ class ReadyRun:
     dtype: str
     masters: bool  # the optimizer keeps fp32 copies of the trained half-precision weights
     compiled: bool
-    proof: CheckReport | None  # that packing is correct; None where rows are padded, or the check is off
+    packing_check: CheckReport | None  # None where rows are padded, or the check is off
     course: Course
     expected: PredictedRun | None  # None without a data sheet of the GPU
     batches: tuple[tuple[BatchInfo, ...], ...] = ()  # the first of each rank, if requested
@@ -74,12 +74,12 @@ class ReadyRun:
             "dtype": self.dtype,
             "master_weights": self.masters,
             "compiled": self.compiled,
-            "learns": {part.name: part.trained for part in self.parts},
+            "trainable": {part.name: part.trained for part in self.parts},
             "weights": {part.name: part.weights for part in self.parts},
             "method": self.run.model.method,
             "course": {name: value for name, value in asdict(self.course).items() if name != "notes"},
             "sharding": self.run.setup.sharding,
-            "proof": None if self.proof is None else not self.proof.failures,
+            "packing_check": None if self.packing_check is None else not self.packing_check.failures,
         }
         if (model := self.run.model).has_adapters:
             derived["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}

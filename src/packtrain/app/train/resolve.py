@@ -194,14 +194,14 @@ def _gpus_note(config: RunConfig, world: int) -> list[str]:
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
     """Parts that are trained or frozen because of their own learning rate."""
     notes = []
-    for part, rate, learns in (
+    for part, rate, trained in (
         ("vision encoder", "vit_lr", model.trains_vision),
         ("projector", "aligner_lr", model.trains_projector),
     ):
         setting = "train_vision" if rate == "vit_lr" else "train_projector"
         given = getattr(config.training, rate)
-        if given is not None and getattr(config.model, setting) is None and (model.has_adapters or not learns):
-            notes.append(f"{rate} is {given:g}, so the {part} is {'trained' if learns else 'frozen'}")
+        if given is not None and getattr(config.model, setting) is None and (model.has_adapters or not trained):
+            notes.append(f"{rate} is {given:g}, so the {part} is {'trained' if trained else 'frozen'}")
     return notes
 
 

@@ -77,9 +77,9 @@ def _model_changes(before: RunConfig, asked: RunConfig) -> Iterator[str]:
         for name, of in _ADAPTERS.items():
             if of(old) != of(new):
                 yield _line(f"model.{name}", of(old), of(new))
-    for name, learns in _PARTS.items():
-        if learns(old) != learns(new):
-            yield _line(f"model.{name}", learns(old), learns(new)) + _because(name, asked)
+    for name, is_trained in _PARTS.items():
+        if is_trained(old) != is_trained(new):
+            yield _line(f"model.{name}", is_trained(old), is_trained(new)) + _because(name, asked)
 
 
 def _because(part: str, asked: RunConfig) -> str:

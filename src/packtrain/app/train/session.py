@@ -32,7 +32,7 @@ from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
-from packtrain.runs.history import MonitorLimits
+from packtrain.runs.early_warnings import MonitorLimits
 from packtrain.runs.run_folder import DELIVERY, FINAL, Invocation, RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import Summary, summarise_run
 from packtrain.runs.training_run import read_run
@@ -146,7 +146,7 @@ class Session:
             run,
             steps=prepared.numbers.steps,
             epochs=prepared.numbers.epochs,
-            learns=[one.name for one in loaded.trainable if one.trained],
+            trained=[one.name for one in loaded.trainable if one.trained],
             dtype=str(loaded.dtype).removeprefix("torch."),
         )
         if run.quick_check and run.data.packing and not run.shares_weights:
@@ -164,7 +164,7 @@ class Session:
             dtype=str(loaded.dtype).removeprefix("torch."),
             masters=masters,
             compiled=loaded.compiled,
-            proof=_check_packing(prepared, loaded, device),
+            packing_check=_check_packing(prepared, loaded, device),
             expected=predicted,
             batches=_first_batches(prepared, loaded, here.world, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
@@ -350,7 +350,7 @@ class Session:
             on_step=watch.on_step,
             # With several processes the model is checked as it is wrapped.
             first_check=run.quick_check and self.here.world > 1,
-            on_proof=watch.on_proof if run.shares_weights else None,  # else it is shown before the run
+            on_packing_check=watch.on_packing_check if run.shares_weights else None,  # else it is shown before the run
             memory_model=None if run.data.online else predicted,
             callbacks=[watch],
             failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),

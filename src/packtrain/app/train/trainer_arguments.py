@@ -37,7 +37,7 @@ class Course:
 
 
 def course_of(
-    args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float, learns: Iterable[str], dtype: str
+    args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float, trained: Iterable[str], dtype: str
 ) -> Course:
     """From the arguments, as the trainer reads them."""
     rates = {"vision": run.step.vit_lr, "projector": run.step.aligner_lr}
@@ -45,7 +45,7 @@ def course_of(
     strategy, delay = str(args.save_strategy.value), run.step.save_delay_steps
     times = {"no": 0, "steps": -(-steps // every), "epoch": math.ceil(epochs)}.get(strategy, steps)
     return Course(
-        rates={part: args.learning_rate if (own := rates.get(part)) is None else own for part in learns},
+        rates={part: args.learning_rate if (own := rates.get(part)) is None else own for part in trained},
         schedule=str(args.lr_scheduler_type.value),
         warmup_steps=args.get_warmup_steps(steps),
         optimizer=str(args.optim.value),
