@@ -393,10 +393,10 @@ def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: i
         packs = plan.epoch(epoch)
         mixed = (packs.load("longest") > limit) & (packs.load("samples") * rows_per_batch > 1)
         if mixed.any():
-            found = (
+            lengths = (
                 f"{int(mixed.sum())} packs of epoch {epoch} with a sample of up to {packs.load('longest').max()} tokens"
             )
-            raise too_long_together(f"{found} beside others", int(limit or 0))
+            raise too_long_together(f"{lengths} beside others", int(limit or 0))
 
 
 def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:

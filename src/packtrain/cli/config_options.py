@@ -27,15 +27,15 @@ def settings_of(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
         @wraps(command)
         def called(**given: Any) -> None:
             used = {name: given.pop(name) for name in (*keys, *limits)}
-            said = {name: value for name, value in used.items() if value not in (None, [])}
+            options = {name: value for name, value in used.items() if value not in (None, [])}
             for name in _FILES:
-                if name in said:
-                    said[name] = text_of(_option(name), Path(said[name]))
-            for name in said:
+                if name in options:
+                    options[name] = text_of(_option(name), Path(options[name]))
+            for name in options:
                 if dict in keys.get(name, limits.get(name)).kind.types:  # type: ignore[union-attr]
-                    said[name] = names_of(_option(name), said[name])
-            bounds = {name: said.pop(name) for name in limits if name in said}
-            settings = {**said, "processor_config": bounds} if bounds else said
+                    options[name] = names_of(_option(name), options[name])
+            bounds = {name: options.pop(name) for name in limits if name in options}
+            settings = {**options, "processor_config": bounds} if bounds else options
             command(**given, settings=settings)
 
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "settings"]

@@ -60,8 +60,8 @@ def init(
     write_new(file, text)
     output.print(f"Wrote [bold]{escape(str(file))}[/].")
     if public(data) != data:
-        said = "credentials in the URL are not written: pass data.dataset_path=URL to train"
-        output.print(f"note: {said}")
+        note = "credentials in the URL are not written: pass data.dataset_path=URL to train"
+        output.print(f"note: {note}")
     output.print(f"next: packtrain train {escape(str(file))} --dry-run")
 
 
@@ -82,9 +82,9 @@ def sample_config(given: Mapping[str, object]) -> str:
 
 def _setting(name: str, one: Key, given: Mapping[str, object]) -> Iterator[str]:
     default = f"Default: {one.shown}." if one.shown else ""
-    said = " ".join(filter(None, (one.help, default)))
+    comment = " ".join(filter(None, (one.help, default)))
     yield ""
-    yield from textwrap.wrap(said, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
+    yield from textwrap.wrap(comment, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
     if name in given:
         yield f"  {name}: {_written(given[name])}"
     else:

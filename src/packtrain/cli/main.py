@@ -58,12 +58,12 @@ def _meant(error: Any) -> list[str]:
 
 def _value_of(option: str) -> str:
     """The value given to an option."""
-    said = sys.argv[1:]
-    for at, one in enumerate(said):
+    arguments = sys.argv[1:]
+    for at, one in enumerate(arguments):
         if one.startswith(option + "="):
             return one.partition("=")[2]
-        if one == option and at + 1 < len(said) and not said[at + 1].startswith("--"):
-            return said[at + 1]
+        if one == option and at + 1 < len(arguments) and not arguments[at + 1].startswith("--"):
+            return arguments[at + 1]
     return "VALUE"
 
 

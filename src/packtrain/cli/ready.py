@@ -157,10 +157,10 @@ def _media(numbers: RunNumbers) -> str:
     >>> _media(Numbers(images=0, videos=1, frames=16)), _media(Numbers(images=2, videos=0, frames=0))
     (', 1 video (16 frames)', ', 2 images')
     """
-    said = f", {counted(numbers.images, 'image')}" if numbers.images else ""
+    text = f", {counted(numbers.images, 'image')}" if numbers.images else ""
     if numbers.videos:
-        said += f", {counted(numbers.videos, 'video')} ({counted(numbers.frames, 'frame')})"
-    return said
+        text += f", {counted(numbers.videos, 'video')} ({counted(numbers.frames, 'frame')})"
+    return text
 
 
 def _method(ready: ReadyRun) -> str:
@@ -181,10 +181,10 @@ def _step(ready: ReadyRun) -> str:
         return f"{counted(numbers.packs_per_step, 'sample') if whole else pieces}, {passes}"
     wanted = ready.run.size.samples
     fewest, most = numbers.step_samples
-    said = f" ({fewest:,} to {most:,})" if fewest < most else ""
-    said += f", {wanted:,} requested" if wanted is not None else ""
+    note = f" ({fewest:,} to {most:,})" if fewest < most else ""
+    note += f", {wanted:,} requested" if wanted is not None else ""
     return (
-        f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{said}; "
+        f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{note}; "
         f"{passes}{_empty(numbers)}"
     )
 
@@ -217,18 +217,18 @@ def _packing_check(ready: ReadyRun) -> str:
 
 
 def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
-    found = ready.expected
-    if found is None:
+    expected = ready.expected
+    if expected is None:
         why = "no GPU, or an unknown one"
         if ready.numbers.looked_at is not None:
             why = "the data are not measured in advance (data.online)"
         yield "expected", f"no prediction of speed and memory: {why}"
         return
-    by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
-    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s/step"
-    yield "expected speed", f"{speed}, {duration(found.run_seconds)} in total on {found.gpu} ({by})"
-    host = f"{gib(found.host_bytes)} of host memory per node"
-    yield "expected memory", f"{gib(found.memory_bytes)} of {gib(found.gpu_bytes)}; {host}"
+    by = "fitted to this GPU" if expected.fitted else "default coefficients; packtrain calibrate fits them"
+    speed = f"{expected.tokens_per_second:,.0f} tokens/s, {expected.step_seconds:.2f} s/step"
+    yield "expected speed", f"{speed}, {duration(expected.run_seconds)} in total on {expected.gpu} ({by})"
+    host = f"{gib(expected.host_bytes)} of host memory per node"
+    yield "expected memory", f"{gib(expected.memory_bytes)} of {gib(expected.gpu_bytes)}; {host}"
 
 
 def _batches_table(ready: ReadyRun) -> Table:

@@ -42,10 +42,10 @@ class Terminal(Console):
     @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
         """As wide as COLUMNS says, or the terminal; nothing is cut or wrapped where neither has a width."""
-        found, said = super().size, os.environ.get("COLUMNS", "")
-        if self._asked is None and said.isdecimal() and int(said) > 0:
-            return found._replace(width=int(said))
-        return found if self.is_terminal else found._replace(width=_UNBOUNDED)
+        dimensions, columns = super().size, os.environ.get("COLUMNS", "")
+        if self._asked is None and columns.isdecimal() and int(columns) > 0:
+            return dimensions._replace(width=int(columns))
+        return dimensions if self.is_terminal else dimensions._replace(width=_UNBOUNDED)
 
 
 # Nothing in paths and data may turn into colours or emoji.
@@ -75,12 +75,12 @@ def fitted(table: Table, console: Console) -> list[Table]:
         if len(parts[-1]) > 1 and _needed(part, console) > console.width:
             parts.append([plain.columns[0]])
         parts[-1].append(column)
-    found = [_with_whole_numbers(plain, console, columns) for columns in parts]
-    for part in found[1:]:
+    tables = [_with_whole_numbers(plain, console, columns) for columns in parts]
+    for part in tables[1:]:
         part.title = None
-    for part in found[:-1]:
+    for part in tables[:-1]:
         part.caption = None
-    return found
+    return tables
 
 
 def _with_whole_numbers(table: Table, console: Console, columns: Sequence[Column]) -> Table:
@@ -116,10 +116,10 @@ class ElapsedColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Rich's estimate; none where it has none."""
-        said = f"elapsed {clock(task.finished_time if task.finished else task.elapsed)}"
+        text = f"elapsed {clock(task.finished_time if task.finished else task.elapsed)}"
         if not task.finished and task.time_remaining is not None:
-            said += f", ~{clock(task.time_remaining)} left"
-        return Text(said, style="progress.elapsed")
+            text += f", ~{clock(task.time_remaining)} left"
+        return Text(text, style="progress.elapsed")
 
 
 class Bar:

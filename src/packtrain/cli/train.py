@@ -101,11 +101,11 @@ def train(
 
     started: list[Path] = []
 
-    def ready(found: ReadyRun) -> None:
+    def ready(prepared: ReadyRun) -> None:
         bar.__exit__()
-        started.append(found.run.folder)
+        started.append(prepared.run.folder)
         if not as_json:
-            show_ready(found, output)
+            show_ready(prepared, output)
 
     try:
         with bar:
@@ -124,12 +124,12 @@ def train(
     except (KeyboardInterrupt, SystemError) as error:
         if not is_interrupt(error):
             raise
-        said = f"interrupted; {_what_is_lost(started)}"
+        message = f"interrupted; {_what_is_lost(started)}"
         if started:  # libraries that were left in the middle of a step may crash when Python takes them down
             from packtrain.delivery.trainers.watch import end_process
 
-            end_process(f"\n{said}", code=INTERRUPTED)
-        errors.print(f"\n[yellow]{escape(said)}[/]")
+            end_process(f"\n{message}", code=INTERRUPTED)
+        errors.print(f"\n[yellow]{escape(message)}[/]")
         raise typer.Exit(INTERRUPTED) from None
     from packtrain.app.train.outcome import ProcessPlace
 

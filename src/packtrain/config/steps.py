@@ -194,12 +194,12 @@ def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
         return StepSize(packs=world, samples=None), 1, (note,)
     if counted_in_packs_by(config):
         return StepSize(packs=None, samples=samples), 1, ()  # a warning says it
-    said = f"effective_batch_size {samples}"
+    settings = f"effective_batch_size {samples}"
     if training.effective_batch_size is None:
         rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1
         by = "" if world == 1 else f" x {world} processes"
-        said = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
-    note = f"{said} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
+        settings = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
+    note = f"{settings} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
     return StepSize(packs=None, samples=samples), 1, (note,)
 
 

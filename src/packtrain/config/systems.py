@@ -111,5 +111,5 @@ def marks_of(content: Mapping[Any, Any]) -> list[str]:
 
 def systems_of(marks: Iterable[str], *, sure: bool = False) -> list[str]:
     """The systems that have these names; TRL's are those of many. `sure`: by names that only they have."""
-    found = list(dict.fromkeys(SYSTEMS[name] for name in marks if name in SYSTEMS and not (sure and name in _COMMON)))
-    return [name for name in found if name != "TRL"] if len(found) > 1 else found
+    systems = list(dict.fromkeys(SYSTEMS[name] for name in marks if name in SYSTEMS and not (sure and name in _COMMON)))
+    return [name for name in systems if name != "TRL"] if len(systems) > 1 else systems

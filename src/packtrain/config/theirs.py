@@ -160,11 +160,11 @@ def _evaluated(value: Any, beside: Raw) -> Meaning:
         return Means(why="val_jsonl is the data")
     if not value:
         return Means(why="there are none")
-    found = datasets_of(value, beside)
+    datasets = datasets_of(value, beside)
     names = {"dataset_path": "eval_path", "split": "eval_split", "max_samples": "max_eval_samples"}
-    if isinstance(found, str) or found.mixture or found.settings.keys() - names.keys():
+    if isinstance(datasets, str) or datasets.mixture or datasets.settings.keys() - names.keys():
         return "one file, folder or hub dataset can be evaluated: data.eval_path, data.eval_split"
-    return Means({names[name]: given for name, given in found.settings.items()}, found.why)
+    return Means({names[name]: given for name, given in datasets.settings.items()}, datasets.why)
 
 
 def _frame_num(value: Any, beside: Raw) -> Meaning:
@@ -423,8 +423,8 @@ _TRL_STRATEGIES: Mapping[str, Raw] = {
 
 
 def _trl_strategy(value: Any, beside: Raw) -> Meaning:
-    found = _TRL_STRATEGIES.get(value) if isinstance(value, str) else None
-    return None if found is None else Means(found)
+    settings = _TRL_STRATEGIES.get(value) if isinstance(value, str) else None
+    return None if settings is None else Means(settings)
 
 
 # Keys that mean something else in one system.

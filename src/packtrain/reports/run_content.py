@@ -81,11 +81,11 @@ def _run(run: TrainingRun) -> Content:
 def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Content]:
     """The loss of every run at a few places, the last of which all of them have reached."""
     end = min(one.samples or 0.0 for one in summaries)
-    found = []
+    points = []
     for share in _PLACES if end else ():
         losses = [along(run.steps, share * end, one.loss_window) for run, one in zip(runs, summaries, strict=True)]
-        found.append({"samples": share * end, "losses": losses})
-    return found
+        points.append({"samples": share * end, "losses": losses})
+    return points
 
 
 def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
@@ -107,10 +107,10 @@ def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
 def _config(run: TrainingRun) -> Mapping[str, object]:
     """The content of run.yaml; empty where it is not a config."""
     try:
-        found = load_yaml(run.config)
+        config = load_yaml(run.config)
     except ValueError:
         return {}
-    return json_value(found) if isinstance(found, dict) else {}
+    return json_value(config) if isinstance(config, dict) else {}
 
 
 def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
@@ -128,8 +128,8 @@ def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
 
 def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
     """Settings that at least one run has, in the order of the first."""
-    said = [name for one in values for name, value in one.items() if value not in (None, "")]
-    names = list(dict.fromkeys(said))[:SHOWN_SETTINGS]
+    present = [name for one in values for name, value in one.items() if value not in (None, "")]
+    names = list(dict.fromkeys(present))[:SHOWN_SETTINGS]
     rows = [(shown(name, 80), [_short(one.get(name)) for one in values]) for name in names]
     return [{"name": name, "values": row, "differ": len({setting(one) for one in row}) > 1} for name, row in rows]
 
@@ -149,9 +149,9 @@ def _short(value: Scalar) -> Any:
 
 def setup_rows(runs: Sequence[TrainingRun]) -> list[Content]:
     """One line for each thing that at least one run says, with the words of all of them."""
-    said = [dict(_lines(run)) for run in runs]
-    names = dict.fromkeys(name for one in said for name in one)
-    rows = [(name, [one.get(name, "–") for one in said]) for name in names]
+    setups = [dict(_lines(run)) for run in runs]
+    names = dict.fromkeys(name for one in setups for name in one)
+    rows = [(name, [one.get(name, "–") for one in setups]) for name in names]
     return [{"name": name, "values": row, "differ": len({*row}) > 1} for name, row in rows]
 
 
@@ -188,7 +188,7 @@ def _method(method: str, derived: Derived) -> str:
 
 
 def _trained(derived: Derived) -> str | None:
-    found = []
+    parts = []
     for part in _PARTS:
         trained, whole = (derived.get(f"{name}.{part}") for name in ("trainable", "weights"))
         if not isinstance(trained, int):
@@ -196,23 +196,23 @@ def _trained(derived: Derived) -> str | None:
         share = ""
         if isinstance(whole, int) and whole > trained:
             share = f" of {large(whole)} ({percent(trained / whole)})"
-        found.append(f"{part} {large(trained)}{share}" if trained else f"{part} frozen")
-    return ", ".join(found) or None
+        parts.append(f"{part} {large(trained)}{share}" if trained else f"{part} frozen")
+    return ", ".join(parts) or None
 
 
 def _data(derived: Derived) -> str | None:
     samples = derived.get("samples")
     if not isinstance(samples, int):
         return None
-    found = [f"{count(samples)} samples"]
+    parts = [f"{count(samples)} samples"]
     for name in ("images", "videos", "frames", "tokens", "supervised_tokens"):
         if isinstance(number := derived.get(name), int) and number:
-            found.append(f"{count(number)} {name.replace('_', ' ')}")
+            parts.append(f"{count(number)} {name.replace('_', ' ')}")
     epochs = derived.get("epochs")
     passes = (
         f", each seen {epochs:,.4g} times" if isinstance(epochs, int | float) and epochs != 1 else ", each seen once"
     )
-    return ", ".join(found) + (passes if epochs is not None else "")
+    return ", ".join(parts) + (passes if epochs is not None else "")
 
 
 def _rates(derived: Derived) -> str | None:
@@ -222,14 +222,14 @@ def _rates(derived: Derived) -> str | None:
             parts.setdefault(float(value), []).append(part)
     if not parts:
         return None
-    found = (
+    rates = (
         rate(next(iter(parts)))
         if len(parts) == 1
         else ", ".join(f"{rate(value)} ({', '.join(names)})" for value, names in parts.items())
     )
     warmup = derived.get("course.warmup_steps")
     ramp = f"{count(warmup)} steps of warm-up" if isinstance(warmup, int) and warmup else "no warm-up"
-    return f"{found}; {_text(derived.get('course.schedule'))} schedule, {ramp}"
+    return f"{rates}; {_text(derived.get('course.schedule'))} schedule, {ramp}"
 
 
 def _optimizer(derived: Derived) -> str | None:

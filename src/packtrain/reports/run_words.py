@@ -68,30 +68,30 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
     )
     kernel = f"other attention kernels ({named})" if len(set(kernels)) > 1 and all(kernels) else ""
     same, alike = same_steps(runs), _alike_steps(runs)
-    found, reasons = [], []
+    sentences, reasons = [], []
     if other_starts(runs):
         starts = [f"{name} from {start_of(run)}" for name, run in zip(_named(labels), runs, strict=True)]
-        found.append(f"The runs started from different weights: {_listed(starts)}.")
+        sentences.append(f"The runs started from different weights: {_listed(starts)}.")
         reasons.append("their starting weights")
     if same:
-        found.append("Every optimizer step has the same samples in all runs.")
+        sentences.append("Every optimizer step has the same samples in all runs.")
     elif alike:
-        found.append("Every optimizer step has as many samples, tokens and labels in one run as in the other.")
+        sentences.append("Every optimizer step has as many samples, tokens and labels in one run as in the other.")
     else:
-        found.append("Steps of the runs hold different samples, so losses are compared after equally many samples.")
+        sentences.append("Steps of the runs hold different samples, so losses are compared after equally many samples.")
         sizes = [float(np.nan_to_num(run.steps["samples"]).mean()) if len(run.steps) else 0.0 for run in runs]
-        told = _listed([f"{decimal(size)} {name}" for size, name in zip(sizes, _named(labels), strict=True)])
+        each = _listed([f"{decimal(size)} {name}" for size, name in zip(sizes, _named(labels), strict=True)])
         uneven = min(sizes) > 0 and max(sizes) > _UNEVEN * min(sizes)
-        reasons.append(f"how many samples make a step ({told})" if uneven else "which samples shared a step")
+        reasons.append(f"how many samples make a step ({each})" if uneven else "which samples shared a step")
     reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
     reasons += [kernel] if kernel else []
     if same and not other_starts(runs) and not others:
         rounding = "The remaining difference of their losses is rounding: sums in another order"
-        found.append(f"{rounding}, and by {kernel}." if kernel else f"{rounding}.")
-        found += ["Over samples their curves coincide."] if (apart or 0) < _ON_TOP else []
+        sentences.append(f"{rounding}, and by {kernel}." if kernel else f"{rounding}.")
+        sentences += ["Over samples their curves coincide."] if (apart or 0) < _ON_TOP else []
     elif reasons:
-        found.append(f"Their losses may differ by {_listed(reasons)}.")
-    return " ".join(found)
+        sentences.append(f"Their losses may differ by {_listed(reasons)}.")
+    return " ".join(sentences)
 
 
 def same_steps(runs: Sequence[TrainingRun]) -> bool:
@@ -118,8 +118,8 @@ def start_of(run: TrainingRun) -> str:
     about = run.about
     name = isolated(about.model or "a model", 80)
     if (origin := about.other.get("origin.run")) is not None:
-        seen = about.other.get("origin.samples_seen")
-        after = f", trained on {count(seen)} samples" if isinstance(seen, int) else ""
+        samples_seen = about.other.get("origin.samples_seen")
+        after = f", trained on {count(samples_seen)} samples" if isinstance(samples_seen, int) else ""
         weights = isolated(about.other.get("origin.weights") or "weights", 40)
         return f"{weights} of the run {isolated(Path(str(origin)).name, 40)}{after}"
     seed = about.other.get("origin.seed")
@@ -193,25 +193,25 @@ def _compared(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[st
 
 
 def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
-    names, found = _named(labels), []
+    names, sentences = _named(labels), []
     values = [one.eval_loss if both.evaluated else one.loss for one in both.runs]
     losses = [f"{loss(value)} {name}" for name, value in zip(names, values, strict=True) if value is not None]
     if losses:
         apart = f", {percent(both.apart)} apart" if both.apart is not None else ""
         which = "the loss on held-out data" if both.evaluated else "the loss"
-        found.append(f"After {count(both.samples)} samples each {which} is {_listed(losses)}{apart}.")
+        sentences.append(f"After {count(both.samples)} samples each {which} is {_listed(losses)}{apart}.")
     if both.noise is not None and ALIKE < (both.apart or 0) <= both.noise:
-        found.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
-    found += [f"{few}."] if (few := too_few(labels, both)) else []
+        sentences.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
+    sentences += [f"{few}."] if (few := too_few(labels, both)) else []
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
     if spent:
-        found.append(f"Training took {_listed(spent)} after warm-up.")
+        sentences.append(f"Training took {_listed(spent)} after warm-up.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]
     if len(padding) > 1 and any(one.padding for one in summaries):
-        found.append(f"The share of padding in what was computed is {_listed(padding)}.")
-    return found
+        sentences.append(f"The share of padding in what was computed is {_listed(padding)}.")
+    return sentences
 
 
 def _named(labels: Sequence[str]) -> list[str]:

@@ -228,10 +228,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:  # also bytes that are no text
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _check_version(path: Path, values: Mapping[str, Any]) -> None:

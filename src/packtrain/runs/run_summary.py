@@ -124,10 +124,10 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
 
 def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
-    seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
-    if len(runs) < 2 or min(seen) <= 0:
+    samples_seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
+    if len(runs) < 2 or min(samples_seen) <= 0:
         return None
-    samples = min(seen)
+    samples = min(samples_seen)
     window = max(loss_window(run.steps, samples) for run in runs)
     losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
     known = [loss for loss in losses if loss is not None]
@@ -139,7 +139,7 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]
     enough = all((~run.steps.warm[:number]).sum() >= FEWEST for number, run in zip(reached, runs, strict=True))
     tokens = [_at_samples(run.steps, run.steps["tokens_seen"], samples) for run in runs]
-    found = tuple(
+    compared = tuple(
         AtEqualSamples(
             loss=losses[at],
             eval_loss=judged[at],
@@ -162,15 +162,15 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
         apart=_apart(judged if evaluated else losses),
         noise=None if evaluated else _noise([(run.steps, number) for run, number in zip(runs, reached, strict=True)]),
         enough=enough,
-        runs=found,
+        runs=compared,
     )
 
 
 def loss_window(steps: Steps, samples: float | None = None) -> float:
     """The samples that a loss is a mean over: the last tenth, and those of the last step at least."""
-    seen = (samples if samples is not None else _last(steps["samples_seen"])) or 1.0
-    last = steps["samples"][: np.searchsorted(steps["samples_seen"], seen * (1 - 1e-9)) + 1][-1:]
-    return float(max(LAST * seen, np.nan_to_num(last).sum()))
+    samples_seen = (samples if samples is not None else _last(steps["samples_seen"])) or 1.0
+    last = steps["samples"][: np.searchsorted(steps["samples_seen"], samples_seen * (1 - 1e-9)) + 1][-1:]
+    return float(max(LAST * samples_seen, np.nan_to_num(last).sum()))
 
 
 def along(steps: Steps, samples: float, window: float) -> float | None:
@@ -239,11 +239,11 @@ def _apart(losses: Sequence[float | None]) -> float | None:
 
 
 def _fall(steps: Steps, window: float) -> float | None:
-    seen = _last(steps["samples_seen"]) or 0.0
+    samples_seen = _last(steps["samples_seen"]) or 0.0
     noise = _noise([(steps, len(steps))] * 2)
-    if len(steps) < FEWEST or seen < 2 * window or noise is None:
+    if len(steps) < FEWEST or samples_seen < 2 * window or noise is None:
         return None
-    before, after = (along(steps, place, window) for place in (seen - window, seen))
+    before, after = (along(steps, place, window) for place in (samples_seen - window, samples_seen))
     fall = 1 - after / before if before and after is not None else 0.0
     return fall if abs(fall) > noise else None
 

@@ -317,5 +317,5 @@ def _copy(targets: Sequence[Any], sources: Sequence[Any]) -> None:
 
 def _local(tensor: Any) -> Tensor:
     """The tensor, or this rank's shard of it."""
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local

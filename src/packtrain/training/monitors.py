@@ -52,9 +52,9 @@ class Monitors:
         self._settling = max(0, self._settling - 1)
         self._overfitting.trained(metrics.loss)
         history = History(steps=self._steps, steady=self._steady())
-        found = {kind: _guarded(partial(rule, history, self._limits)) for kind, rule in RULES.items()}
-        found["plateau"] = _guarded(partial(self._plateau.after, metrics))
-        return self._after_cooldown(found, metrics.step)
+        diagnoses = {kind: _guarded(partial(rule, history, self._limits)) for kind, rule in RULES.items()}
+        diagnoses["plateau"] = _guarded(partial(self._plateau.after, metrics))
+        return self._after_cooldown(diagnoses, metrics.step)
 
     def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
         """What an evaluation gives reason to say."""
@@ -92,9 +92,9 @@ class Monitors:
         window, settling = self._limits.timing_window, self._limits.settling_steps
         return [one for one in self._steps[-window - settling :] if one.step not in self._unsteady][-window:]
 
-    def _after_cooldown(self, found: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
+    def _after_cooldown(self, diagnoses: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
         warnings = []
-        for kind, what in found.items():
+        for kind, what in diagnoses.items():
             if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
                 continue
             self._last[kind] = step

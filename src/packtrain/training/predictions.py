@@ -152,17 +152,17 @@ def explain(
     """The error to raise in its place. Its first line says enough for the other ranks."""
     batch = failure.batch
     where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs_in_words(batch)}"
-    found = [
+    facts = [
         _contents_in_words(batch),
         _samples_in_words(batch),
         str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
     ]
     if memory.total:
-        found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+        facts.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
     room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
-        problems=[line for line in found if line],
+        problems=[line for line in facts if line],
         expected="packs that fit in memory",
         fix=_advice(room, failure),
     )

@@ -233,10 +233,10 @@ def require_shapes(optimizer: Any) -> None:
         return
     for weight, state in optimizer.state.items():
         for name, value in state.items():
-            found = tuple(getattr(value, "shape", ()))
+            shape = tuple(getattr(value, "shape", ()))
             wanted = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
-            if isinstance(value, Tensor) and wanted is not None and found not in wanted:
-                raise ValueError(f"{name} of shape {found} for a weight of shape {tuple(weight.shape)}")
+            if isinstance(value, Tensor) and wanted is not None and shape not in wanted:
+                raise ValueError(f"{name} of shape {shape} for a weight of shape {tuple(weight.shape)}")
 
 
 def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:

@@ -79,10 +79,10 @@ def _check_values(folder: Path, metadata: _Description) -> None:
 
 def _metadata(path: Path) -> _Description:
     """All of one file."""
-    found = _Descriptions(io.BytesIO(path.read_bytes())).load()
-    if type(found) is not _Metadata:
+    metadata = _Descriptions(io.BytesIO(path.read_bytes())).load()
+    if type(metadata) is not _Metadata:
         raise pickle.UnpicklingError("it is not checkpoint metadata")
-    return found
+    return metadata
 
 
 def _tensors(metadata: _Description) -> set[str]:

@@ -245,8 +245,8 @@ def _changes(chosen: Sequence[EncodedSample]) -> list[ChangedSample]:
     """Text of the first and the last sample, pixels of the last two with media; always the same number."""
     changes = changes_of(chosen)
     texts = [change for change in changes if change.what == "text"]
-    found = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
-    return [*found, *[texts[0]] * (CHANGES - len(found))]
+    selected = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
+    return [*selected, *[texts[0]] * (CHANGES - len(selected))]
 
 
 def _with_loss(

@@ -118,8 +118,8 @@ def verify_model(
         last = modes[-1]
         if loss is not None:
             progress("the trainer's loss")
-            found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
-            checks += _attempt("training loss", found)
+            compare = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
+            checks += _attempt("training loss", compare)
         progress("neighbours")
         looked_at = TRAINING if TRAINING in modes else EVALUATION
         checks += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
@@ -201,9 +201,9 @@ def _compare(
 ) -> list[CheckResult]:
     def run() -> list[CheckResult]:
         with in_mode(model, mode):
-            found = run_packed(model, samples, collate, backward=backward)
-        checks = [*comparison.logits(mode.name, found.logits), comparison.loss(mode.name, found)]
-        return [*checks, *comparison.gradients(mode.name, found.gradients)] if backward else checks
+            outcome = run_packed(model, samples, collate, backward=backward)
+        checks = [*comparison.logits(mode.name, outcome.logits), comparison.loss(mode.name, outcome)]
+        return [*checks, *comparison.gradients(mode.name, outcome.gradients)] if backward else checks
 
     return _attempt(mode.name, run)
 
@@ -213,10 +213,10 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Che
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
-        found = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
+        states = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
         with stock_attention(model):
             compared = [
-                (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, found, strict=True)
+                (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, states, strict=True)
             ]
     return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
 
@@ -273,16 +273,16 @@ def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) ->
 
 def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
     allowed = tolerance_of(dtype)
-    said = []
+    lines = []
     if rows:
         what = "norm of packed - alone over that of alone at supervised positions, in the same precision"
-        said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
+        lines.append(f"hidden states: {what}; at most {allowed.hidden:g}")
     if loss is not None:
-        said.append(
+        lines.append(
             f"training loss: the trainer's, per token, at most {allowed.loss:g}; on exactly the supervised tokens; its "
             f"gradients at most {allowed.gradients:g}"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def _neighbour_tolerances(model: Any) -> tuple[str, ...]:
@@ -302,10 +302,10 @@ def lengths_that_matter(config: Any) -> list[int]:
     text = config.get_text_config().to_dict()
     ropes = [value for key, value in text.items() if key.startswith("rope") and isinstance(value, Mapping)]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, Mapping)]
-    found = {part.get(name) for part in (text, *ropes) for name in _LENGTHS}
+    lengths = {part.get(name) for part in (text, *ropes) for name in _LENGTHS}
     if text.get("use_sliding_window") is False:
-        found.discard(text.get("sliding_window"))
-    return sorted(length for length in found if isinstance(length, int) and length > 0)
+        lengths.discard(text.get("sliding_window"))
+    return sorted(length for length in lengths if isinstance(length, int) and length > 0)
 
 
 def long_enough(config: Any, contract: BatchContract) -> int:
