@@ -208,7 +208,7 @@ def calibrate(
     )
     _save(known, files)  # minutes of a GPU, even if the fit fails
     return replace(
-        _fitted(known, place.gpu, files),
+        _fit_and_save(known, place.gpu, files),
         trials=names,
         skipped=tuple(name for name in names if name not in done),
         seconds=time.monotonic() - begun,
@@ -219,10 +219,10 @@ def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutc
     """Fit again to the measurements of a stored file, of any machine, and keep the result here."""
     known = read_calibration(Path(path))
     gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
-    return _fitted(known, gpu, _files(gpu, out))
+    return _fit_and_save(known, gpu, _files(gpu, out))
 
 
-def _fitted(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
+def _fit_and_save(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
     calibration = replace(known, fits=fit(known.measurements, gpu))
     _save(calibration, files)
     return CalibrationOutcome(

@@ -76,7 +76,7 @@ def convert(path: str | Path) -> Converted:
     read_as, no_effect = tuple(reading.read_as()), dict(reading.unused)
     config, notes = section_defaults(config)
     missing = [place for place in _NEEDED if getattr(getattr(config, place[0]), place[1]) is None]
-    while problems := _unresolved(config, missing):  # each round leaves settings out, or is the last
+    while problems := _resolve_problems(config, missing):  # each round leaves settings out, or is the last
         config, left = _without(config, problems)
         refused += problems
         if not left:
@@ -123,7 +123,7 @@ def _wrong_values(reading: Reading) -> list[str]:
     return problems
 
 
-def _unresolved(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
+def _resolve_problems(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
     """Why a run of it would be refused, apart from what is missing."""
     for section, name in missing:
         stand_in = {name: _NEEDED[section, name][1]}

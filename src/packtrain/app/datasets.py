@@ -119,7 +119,7 @@ class _PackDataset:
         with alone(root / "locks" / f"{digest(config.measured_by())}.lock"):
             table = measure_outcome(config, streaming=None if self._streams else False, progress=progress).table
             if config.plan is not None:
-                plan = _given_plan(config, table)
+                plan = _load_given_plan(config, table)
             else:
                 plan = pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
             encoder = SampleEncoder(table.request(), measured_settings=table.summary.settings)
@@ -423,7 +423,7 @@ def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
     return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
 
 
-def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
+def _load_given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """The plan of data.plan; it decides how to pack, so data and settings must not contradict it."""
     plan = PackPlan.load(str(config.plan)).at_table(table)
     problems = differences(plan.summary.inputs, plan_inputs(table))

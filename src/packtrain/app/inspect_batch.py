@@ -158,8 +158,8 @@ def inspect_batches(
             recorder = _RecordingEncoder(encoder, headers)
             source = PackSource(plan, rows, RecordReader(request, rows, files), recorder)
             row = source[PackKey(epoch=epoch, pack=number)]
-            yield _inspected(
-                plan, row, recorder, _collated(plan, row, encoder, attn_implementation), attn_implementation, texts
+            yield _inspect_row(
+                plan, row, recorder, _collate_row(plan, row, encoder, attn_implementation), attn_implementation, texts
             )
     finally:
         files.close()
@@ -212,7 +212,7 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
     return {row: tuple(headers[index]) for row, index in zip(rows, indices, strict=True)}
 
 
-def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
+def _collate_row(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
     from packtrain.delivery.collate.collators import PackCollator
 
     collator = PackCollator(
@@ -304,7 +304,7 @@ def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int 
     return [number or None for number in numbers.tolist()]
 
 
-def _inspected(
+def _inspect_row(
     plan: PackPlan,
     row: PackedRow,
     recorder: _RecordingEncoder,
@@ -407,7 +407,7 @@ class _TokenTexts:
         self._known: dict[int, TokenText] = {}
         # Decoders leave out the blank in front of a text, so nothing is decoded as the first token.
         self._before: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
-        self._lead = self._decoded(self._before)
+        self._lead = self._decode(self._before)
 
     def of(self, token: int) -> TokenText:
         """The text of a token; nothing where the vocabulary does not have it."""
@@ -421,20 +421,20 @@ class _TokenTexts:
             return None, None
         if self._tokenizer.decoder is None:
             return name, None
-        text = self._decoded([*self._before, token])
-        text = text.removeprefix(self._lead) if text.startswith(self._lead) else self._decoded([token])
-        if "\ufffd" in text and (raw := _bytes_of(name)) is not None:
+        text = self._decode([*self._before, token])
+        text = text.removeprefix(self._lead) if text.startswith(self._lead) else self._decode([token])
+        if "\ufffd" in text and (raw := _token_bytes(name)) is not None:
             try:
                 return raw.decode("utf-8"), None
             except UnicodeDecodeError:
                 return None, raw.hex()
         return text, None
 
-    def _decoded(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
 
-def _bytes_of(name: str) -> bytes | None:
+def _token_bytes(name: str) -> bytes | None:
     """The bytes that a token's name in the vocabulary stands for; None where it stands for itself."""
     one = _BYTE.fullmatch(name)
     if one is not None:

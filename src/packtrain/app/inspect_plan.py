@@ -132,13 +132,13 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
                 images=int(values["images"]) * first,
                 videos=int(values["videos"]) * first,
                 patches=int(values["patches"]) * first,
-                supervised_tokens=_supervised(values, start, start + used),
+                supervised_tokens=_supervised_tokens(values, start, start + used),
             )
         )
     return samples
 
 
-def _supervised(values: Mapping[str, Any], start: int, end: int) -> int:
+def _supervised_tokens(values: Mapping[str, Any], start: int, end: int) -> int:
     """Tokens with loss of a piece of a row."""
     tokens, supervised = int(values["tokens"]), int(values["supervised_tokens"])
     if (start, end) == (0, tokens):
@@ -251,7 +251,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         unit="row" if training_run.about.mode == "padded" and strategy == "none" else "pack",
         world=world,
         packs=packs,
-        logged=_logged(training_run, step),
+        logged=_logged_values(training_run, step),
         warnings=tuple(f"{one.kind}: {one.found}" for one in training_run.warnings if one.step == step),
     )
 
@@ -276,7 +276,7 @@ def _steps(run: TrainingRun, schedule: Schedule) -> int:
     return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
 
 
-def _logged(run: TrainingRun, step: int) -> dict[str, float]:
+def _logged_values(run: TrainingRun, step: int) -> dict[str, float]:
     steps = run.steps
     at = np.flatnonzero(steps["step"] == step).tolist()
     if not at:

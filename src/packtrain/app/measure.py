@@ -152,7 +152,7 @@ def _config(data: str | Path, model: str | None, settings: dict[str, Any]) -> Da
     return DatasetConfig(dataset_path=str(data), model=model, **settings)
 
 
-def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
+def _returning_table(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     @functools.wraps(function)
     def measure(*args: P.args, **kwargs: P.kwargs) -> CostTable:
         return function(*args, **kwargs).table
@@ -164,7 +164,7 @@ def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     return measure
 
 
-measure = _table_of(measure_outcome)
+measure = _returning_table(measure_outcome)
 
 
 def _check_type(dataset_type: str) -> None:

@@ -61,7 +61,9 @@ def pack_outcome(
 
     def pack_into(folder: Path | None, again: bool) -> PackOutcome:
         if folder is not None and (folder / PLAN).exists():
-            return PackOutcome(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
+            return PackOutcome(
+                plan=_load_matching_plan(folder, table, config, work), reused=True, work_from=work_from, notes=notes
+            )
         if not again:
             raise ArtifactError(str(folder), got="no plan")
         plan = build_plan(table, config, work, folder, progress)
@@ -104,7 +106,7 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
     return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
 
 
-def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
+def _load_matching_plan(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
     """The plan in that folder; its cost table may have been moved."""
     plan = PackPlan.load(folder)
     wanted: dict[str, object] = {

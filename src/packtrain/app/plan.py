@@ -104,7 +104,7 @@ def plan(
     name, folder, shape = _model(measured, model or run.model.model_name_or_path)
     run, foreign = own_limits(run, read_settings(folder))
     table, relimited = _under_limits(measured, run)
-    table, filtered = _filtered(table, run)
+    table, filtered = _filter_samples(table, run)
     run, warning = _for_family(run, table, folder, shape)
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus, configured=config is not None)
@@ -206,7 +206,7 @@ def _secrets_note(run: RunConfig) -> tuple[str, ...]:
     )
 
 
-def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
+def _filter_samples(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's filters, where it was measured without them."""
     measured = table.user_config.get("data", {})
     given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}

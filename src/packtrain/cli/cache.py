@@ -76,7 +76,7 @@ def clear(
     if older_than is not None:
         entries = unused_for(entries, older_than)
     if not as_json:
-        output.print(considered(listed))
+        output.print(considered_line(listed))
     if not entries and not as_json:
         what = "nothing stale" if stale else "nothing of these" if kind or older_than is not None else "nothing"
         output.print(f"{what} in the cache {escape(str(root))}; nothing removed")
@@ -153,7 +153,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
         console.print(f"next: packtrain cache clear --stale removes {len(stale)} stale entries")
 
 
-def considered(entries: Sequence[Cached]) -> str:
+def considered_line(entries: Sequence[Cached]) -> str:
     """What `clear` selects from."""
     kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries)) or "none"
     return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out is kept"

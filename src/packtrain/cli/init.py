@@ -86,12 +86,12 @@ def _setting(name: str, one: Key, given: Mapping[str, object]) -> Iterator[str]:
     yield ""
     yield from textwrap.wrap(comment, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
     if name in given:
-        yield f"  {name}: {_written(given[name])}"
+        yield f"  {name}: {_yaml_value(given[name])}"
     else:
-        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_written(one.default)}")
+        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_yaml_value(one.default)}")
 
 
-def _written(value: Any) -> str:
+def _yaml_value(value: Any) -> str:
     return (
         yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
     )

@@ -268,10 +268,10 @@ def quoted(text: str) -> str:
     >>> print(quoted('say "hi"\n\x1b[31m\u202e'))
     "say \"hi\"\n\x1b[31m\u202e"
     """
-    return '"' + "".join(_ESCAPES.get(char) or _printable(char) for char in _shortened(text)) + '"'
+    return '"' + "".join(_ESCAPES.get(char) or _printable(char) for char in _shorten(text)) + '"'
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     half = _TOKEN // 2
     return text if len(text) <= _TOKEN else f"{text[:half]}…{text[-half:]}"
 
@@ -310,7 +310,7 @@ def _runs(tokens: Sequence[BatchToken], *, fold: bool) -> Iterator[list[BatchTok
     """Tokens that are shown in one line."""
     run: list[BatchToken] = []
     for token in tokens:
-        same = run and _run_of(run[-1]) == _run_of(token)
+        same = run and _run_key(run[-1]) == _run_key(token)
         if run and not (fold and same and token.kind != "text"):
             yield run
             run = []
@@ -319,7 +319,7 @@ def _runs(tokens: Sequence[BatchToken], *, fold: bool) -> Iterator[list[BatchTok
         yield run
 
 
-def _run_of(token: BatchToken) -> tuple[int | None, str, int | None, bool]:
+def _run_key(token: BatchToken) -> tuple[int | None, str, int | None, bool]:
     # Media never carry loss; if they did, it must show.
     return token.sample, token.kind, token.medium, token.loss
 

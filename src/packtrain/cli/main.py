@@ -53,10 +53,10 @@ def _meant(error: Any) -> list[str]:
         return here[:1]
     if "config" not in {one.name for one in parameters} or key not in HOMES:
         return []
-    return [f"{HOMES[key]}.{key}={_value_of(error.option_name)}, without dashes"]
+    return [f"{HOMES[key]}.{key}={_option_value(error.option_name)}, without dashes"]
 
 
-def _value_of(option: str) -> str:
+def _option_value(option: str) -> str:
     """The value given to an option."""
     arguments = sys.argv[1:]
     for at, one in enumerate(arguments):

@@ -44,9 +44,9 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     masters = " with fp32 masters" if ready.masters else ""
     yield (
         "model",
-        f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiled(ready)}",
+        f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiler(ready)}",
     )
-    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_trained_part, ready.parts))}"
+    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_part_text, ready.parts))}"
     tokens = counted(numbers.tokens, "token")
     if numbers.looked_at is None:
         tokens += f" ({numbers.supervised_tokens:,} supervised)"
@@ -95,7 +95,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
         ledger = _in_the_ledger(numbers.evaluation_left_out)
         yield "evaluation", f"{course.evaluates}: {counted(numbers.evaluation_samples, 'sample')} in {batches}{ledger}"
-    yield from _expected(ready)
+    yield from _expectation_rows(ready)
     if ready.resumed:
         yield "resuming", f"from checkpoint-{ready.resumed}"
 
@@ -196,7 +196,7 @@ def _empty(numbers: RunNumbers) -> str:
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
 
-def _trained_part(part: TrainedPart) -> str:
+def _part_text(part: TrainedPart) -> str:
     if not part.trained:
         return f"{part.name} frozen"
     if part.trained == part.weights:
@@ -204,7 +204,7 @@ def _trained_part(part: TrainedPart) -> str:
     return f"{part.name} {part.trained:,} of {part.weights:,} ({part.trained / part.weights:.2%})"
 
 
-def _compiled(ready: ReadyRun) -> str:
+def _compiler(ready: ReadyRun) -> str:
     return ", torch.compile" if ready.compiled else ""
 
 
@@ -216,7 +216,7 @@ def _packing_check(ready: ReadyRun) -> str:
     return "\n".join(check.summary_lines())
 
 
-def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
+def _expectation_rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     expected = ready.expected
     if expected is None:
         why = "no GPU, or an unknown one"

@@ -63,16 +63,16 @@ def table(title: str, columns: Iterable[str], text: Collection[str] = (), **opti
 
 def fitted(table: Table, console: Console) -> list[Table]:
     """The table itself where there is room, then without lines, then in parts that each begin with the first column."""
-    if Measurement.get(console, _unbounded(console), table).maximum <= console.width:
+    if Measurement.get(console, _any_width(console), table).maximum <= console.width:
         return [table]
-    if _needed(table, console) <= console.width:
+    if _least_width(table, console) <= console.width:
         return [_with_whole_numbers(table, console, table.columns)]
     plain = copy(table)
     plain.box, plain.pad_edge = None, False
     parts: list[list[Column]] = [[]]
     for column in plain.columns:
         part = _with_whole_numbers(plain, console, [*parts[-1], column])
-        if len(parts[-1]) > 1 and _needed(part, console) > console.width:
+        if len(parts[-1]) > 1 and _least_width(part, console) > console.width:
             parts.append([plain.columns[0]])
         parts[-1].append(column)
     tables = [_with_whole_numbers(plain, console, columns) for columns in parts]
@@ -97,17 +97,17 @@ def _with_whole_numbers(table: Table, console: Console, columns: Sequence[Column
 
 
 def _number_width(column: Column, console: Console) -> int:
-    options = _unbounded(console)
+    options = _any_width(console)
     head = Measurement.get(console, options, column.header).minimum
     return max([head, *(Measurement.get(console, options, cell).maximum for cell in column.cells)])
 
 
-def _needed(table: Table, console: Console) -> int:
+def _least_width(table: Table, console: Console) -> int:
     """The least width at which no number and no word is cut."""
-    return Measurement.get(console, _unbounded(console), _with_whole_numbers(table, console, table.columns)).minimum
+    return Measurement.get(console, _any_width(console), _with_whole_numbers(table, console, table.columns)).minimum
 
 
-def _unbounded(console: Console) -> ConsoleOptions:
+def _any_width(console: Console) -> ConsoleOptions:
     return console.options.update(width=_ANY_WIDTH)
 
 

@@ -43,7 +43,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object
         *(f"training.{one}" for one in refused),
         *_contradictions(config),
         *_missing_packages(config),
-        *_unmerged(config, world),
+        *_merge_problems(config, world),
     ]
     if problems:
         raise ConfigError("settings", problems=problems)
@@ -62,7 +62,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object
         "gradient_checkpointing": checkpoints(config),
         "disable_tqdm": True,
         **_warmup(config),
-        **_sharded(config, world),
+        **_sharding_arguments(config, world),
     }
     if training.optim not in (None, MULTIMODAL):
         settings["optim"] = training.optim
@@ -100,7 +100,7 @@ def _warmup(config: RunConfig) -> dict[str, object]:
     return training.given("warmup_steps")
 
 
-def _sharded(config: RunConfig, world: int) -> dict[str, object]:
+def _sharding_arguments(config: RunConfig, world: int) -> dict[str, object]:
     """How weights are sharded; nothing with one process."""
     training, how = config.training, sharding(config)
     if uses_deepspeed(config):
@@ -178,7 +178,7 @@ def _contradictions(config: RunConfig) -> list[str]:
     return problems
 
 
-def _unmerged(config: RunConfig, world: int) -> list[str]:
+def _merge_problems(config: RunConfig, world: int) -> list[str]:
     """Refused before the run, not at its end."""
     if world == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
         return []

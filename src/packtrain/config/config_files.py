@@ -139,21 +139,21 @@ def _fields(one: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
 def _literal(node: ast.expr, known: Raw) -> Any:
     """A literal, arithmetic of numbers, or a field above; anything else is not read."""
     try:
-        return _evaluated(node, known, 0)
+        return _evaluate(node, known, 0)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         return RuntimeValue(ast.unparse(node)[:100])
 
 
-def _evaluated(node: ast.expr, known: Raw, depth: int) -> Any:
+def _evaluate(node: ast.expr, known: Raw, depth: int) -> Any:
     """
-    >>> _evaluated(ast.parse("4 * size + 2 ** 3", mode="eval").body, {"size": 10}, 0)
+    >>> _evaluate(ast.parse("4 * size + 2 ** 3", mode="eval").body, {"size": 10}, 0)
     48
     """
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
 
     def inner(one: ast.expr) -> Any:
-        return _evaluated(one, known, depth + 1)
+        return _evaluate(one, known, depth + 1)
 
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
@@ -167,7 +167,7 @@ def _evaluated(node: ast.expr, known: Raw, depth: int) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_number(inner(operand))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _computed(type(op), _number(inner(left)), _number(inner(right)))
+            return _compute(type(op), _number(inner(left)), _number(inner(right)))
         case ast.Call(func=ast.Name(id="field"), args=[], keywords=[ast.keyword(arg="default", value=default)]):
             return inner(default)
     raise ValueError("no literal")
@@ -179,7 +179,7 @@ def _number(value: Any) -> int | float:
     return value
 
 
-def _computed(op: type[ast.operator], left: int | float, right: int | float) -> int | float:
+def _compute(op: type[ast.operator], left: int | float, right: int | float) -> int | float:
     """A result that no config has is not computed at all."""
     size = left.bit_length() if isinstance(left, int) else 1
     if op is ast.Pow and abs(right) * size > _MOST_BITS:

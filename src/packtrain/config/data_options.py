@@ -120,7 +120,7 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
     made = _dataset(
         config,
         rows_per_batch=rows,
-        group_by_length=_grouped(config),
+        group_by_length=_groups_by_length(config),
         packs_per_step=packs or 1,
         max_steps=run_length(config).max_steps if data.online else None,
         **length,
@@ -198,7 +198,7 @@ def data_seed(config: RunConfig) -> int:
     return training.data_seed if training.data_seed is not None else training.seed or 0
 
 
-def _grouped(config: RunConfig) -> bool:
+def _groups_by_length(config: RunConfig) -> bool:
     """Whether padded batches are grouped by length, by either of its names in transformers."""
     given = config.training.group_by_length
     return config.training.train_sampling_strategy == "group_by_length" if given is None else given

@@ -239,7 +239,7 @@ def _plugins(config: DatasetConfig) -> Iterator[str]:
     yield from _refusals(load_plugins, {"modules": config.plugins or ()})
 
 
-def _padded(config: DatasetConfig) -> Iterator[str]:
+def _padding_problems(config: DatasetConfig) -> Iterator[str]:
     """Settings of padded batches that contradict others."""
     rows = config.rows_per_batch
     if rows > 1 and config.packing:
@@ -310,4 +310,4 @@ def _refusals(make: Callable[..., object], settings: Raw) -> Iterator[str]:
         yield ". ".join(filter(None, (problem, error.fix)))
 
 
-_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padded, _online, _records)
+_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padding_problems, _online, _records)

@@ -115,11 +115,11 @@ def datasets_of(value: Any, beside: Raw) -> Means | str:
     if not isinstance(names, list) or not names:
         return f"{value!r:.100} instead of a dataset, or a list of them"
     if all(isinstance(name, str) and not _is_place(name) for name in names):
-        return _registered(names, beside)
+        return _registered_datasets(names, beside)
     items: list[Raw] = []
     why: list[str] = []
     for one in names:
-        meaning = _counted(one) if isinstance(one, str) else _described(one)
+        meaning = _counted_dataset(one) if isinstance(one, str) else _described_dataset(one)
         if isinstance(meaning, str):
             return meaning
         items.append(meaning.settings)
@@ -133,7 +133,7 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in "/.#")
 
 
-def _registered(names: list[str], beside: Raw) -> Means | str:
+def _registered_datasets(names: list[str], beside: Raw) -> Means | str:
     """Names in LLaMA-Factory's dataset_info.json."""
     folder = beside.get("dataset_dir", "data")
     if not isinstance(folder, str) or folder == "ONLINE":
@@ -141,7 +141,7 @@ def _registered(names: list[str], beside: Raw) -> Means | str:
     return Means({"dataset_path": os.path.join(folder, "dataset_info.json"), "sources": names})
 
 
-def _counted(name: str) -> Means | str:
+def _counted_dataset(name: str) -> Means | str:
     """ms-swift's `path`, `path:subset` and `path#500`."""
     if os.path.lexists(name):
         return Means({"dataset_path": name})
@@ -155,7 +155,7 @@ def _counted(name: str) -> Means | str:
     return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random with the seed")
 
 
-def _described(given: Any) -> Means | str:
+def _described_dataset(given: Any) -> Means | str:
     """An item of axolotl or lmms-engine."""
     if not isinstance(given, Mapping) or not (given.get("path") or given.get("json_path")):
         return "a dataset without a path"

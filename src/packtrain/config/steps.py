@@ -141,7 +141,7 @@ def run_length(config: RunConfig) -> RunLength:
 def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
     packs = config.packs or config.data.pad_packs
-    return _packed(config, world) if packs else _padded(config, world)
+    return _packed_step(config, world) if packs else _padded_step(config, world)
 
 
 def said_samples(config: RunConfig, world: int) -> int | None:
@@ -172,7 +172,7 @@ def counted_in_packs_by(config: RunConfig) -> str:
     return next((name for name in systems_of(config.written_as) if name in BATCHES_OF_PACKS), "")
 
 
-def said_packs(config: RunConfig, world: int) -> int:
+def _configured_packs(config: RunConfig, world: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
     packs, wanted = training.packs_per_step, training.effective_batch_size
@@ -185,9 +185,9 @@ def said_packs(config: RunConfig, world: int) -> int:
     return packs or wanted or (rows or 1) * (passes or 1) * world
 
 
-def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     if in_packs(config):
-        return StepSize(packs=said_packs(config, world), samples=None), 1, ()
+        return StepSize(packs=_configured_packs(config, world), samples=None), 1, ()
     samples, training = said_samples(config, world), config.training
     if samples is None:
         note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
@@ -203,7 +203,7 @@ def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
     return StepSize(packs=None, samples=samples), 1, (note,)
 
 
-def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _padded_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
     if in_packs(config):
         raise ConfigError(

@@ -142,7 +142,7 @@ def _subsets(value: Any, beside: Raw) -> Meaning:
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
 
 
-def _evaluated_split(value: Any, beside: Raw) -> Meaning:
+def _eval_split(value: Any, beside: Raw) -> Meaning:
     """TRL's scripts evaluate the test split of the same dataset, if anything is evaluated."""
     if value in ("no", False) or beside.get("eval_dataset") or not beside.get("dataset_name"):
         return None
@@ -154,7 +154,7 @@ def _datasets(value: Any, beside: Raw) -> Meaning:
     return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else datasets_of(value, beside)
 
 
-def _evaluated(value: Any, beside: Raw) -> Meaning:
+def _eval_datasets(value: Any, beside: Raw) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
         return Means(why="val_jsonl is the data")
@@ -251,7 +251,7 @@ _ACT: Mapping[str, Meant] = {
     **each("tokenizer_config base_model_config", _tokenizer),
     "mix_strategy": only("concat", "weights and repeats of a mixture set how much of each source is used"),
     # axolotl
-    "test_datasets": _evaluated,
+    "test_datasets": _eval_datasets,
     "lora_target_linear": switch({"lora_target_modules": "all-linear"}),
     "train_on_inputs": switch(_ALL),
     "flash_attention": switch({"attn_implementation": "flash_attention_2"}),
@@ -265,7 +265,7 @@ _ACT: Mapping[str, Meant] = {
     "train_on_eos": only("turn", "the EOS token of every trained answer carries loss"),
     "chat_template_jinja": refused("save it to a file, and set data.chat_template to that"),
     # ms-swift, and trainers on top of it
-    "val_dataset": _evaluated,
+    "val_dataset": _eval_datasets,
     "freeze_vit": _frozen("train_vision"),
     "freeze_aligner": _frozen("train_projector"),
     "freeze_llm": _frozen("train_language"),
@@ -429,7 +429,7 @@ def _trl_strategy(value: Any, beside: Raw) -> Meaning:
 
 # Keys that mean something else in one system.
 OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
-    "LLaMA-Factory": {"eval_dataset": _evaluated},
+    "LLaMA-Factory": {"eval_dataset": _eval_datasets},
     "axolotl": {"chat_template": _template},
     "ms-swift": {
         "max_length": _swift_length,
@@ -440,5 +440,5 @@ OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
         "dataset_format": _lmms_format,
         "dataset_type": _lmms_type,
     },
-    "TRL": {"eval_strategy": _evaluated_split, "packing_strategy": _trl_strategy},
+    "TRL": {"eval_strategy": _eval_split, "packing_strategy": _trl_strategy},
 }

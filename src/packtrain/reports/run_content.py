@@ -163,7 +163,7 @@ def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
         yield "Began from", start_of(run)
     if (method := _text(derived.get("method"))) is not None:
         yield "Method", _method(method, derived)
-    if (trained := _trained(derived)) is not None:
+    if (trained := _trained_parts(derived)) is not None:
         yield "Trained weights", trained
     if (data := _data(derived)) is not None:
         yield "Data", data
@@ -187,7 +187,7 @@ def _method(method: str, derived: Derived) -> str:
     return f"{method}: rank {shown(rank, 20)}, alpha {shown(derived.get('lora.alpha'), 20)}, {targets}"
 
 
-def _trained(derived: Derived) -> str | None:
+def _trained_parts(derived: Derived) -> str | None:
     parts = []
     for part in _PARTS:
         trained, whole = (derived.get(f"{name}.{part}") for name in ("trainable", "weights"))

@@ -45,8 +45,8 @@ def study_content(study: Study) -> Content:
         "about": study_about(study),
         "headline": _headline(study, chosen),
         "dataset": {**json_value(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
-        "padded": [{**json_value(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
-        "simulations": [{**json_value(one), **_simulated(one, study.epochs)} for one in study.simulations],
+        "padded": [{**json_value(run), **_padded_values(run, study.padded[0], study.epochs)} for run in study.padded],
+        "simulations": [{**json_value(one), **_simulation_values(one, study.epochs)} for one in study.simulations],
         "recommendation": json_value(study.recommendation),
         "memory": _memory(study),
         "balance": json_value(study.balance),
@@ -158,7 +158,7 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
     }
 
 
-def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
+def _padded_values(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     """Speeds and sizes of a padded run, as a packed one has them."""
     known = run.seconds > 0
     return {
@@ -169,7 +169,7 @@ def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     }
 
 
-def _simulated(one: Simulation, epochs: int) -> Content:
+def _simulation_values(one: Simulation, epochs: int) -> Content:
     capacity = one.packs * one.packing_length
     real = round(one.fill * capacity)
     return {

@@ -111,9 +111,9 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
         warm_seconds=float(seconds[warm].sum()) or None,
         step_seconds=_median(steps["step_seconds"][timed]),
         padding=_padding(steps),
-        mfu=_weighted(steps["mfu"][timed], seconds[timed]),
+        mfu=_weighted_mean(steps["mfu"][timed], seconds[timed]),
         wait_share=_waiting(steps, seconds, timed),
-        spread=_weighted(steps["spread"][timed], seconds[timed]),
+        spread=_weighted_mean(steps["spread"][timed], seconds[timed]),
         memory=memory,
         memory_limit=limit,
         memory_share=memory / limit if memory and limit else None,
@@ -134,7 +134,7 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     target = max(known) if len(known) == len(runs) else None
     times = [_at_samples(run.steps, run.steps.elapsed, samples) or None for run in runs]
     baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
-    judged = [_evaluated(run, samples) for run in runs]
+    judged = [_eval_loss_at(run, samples) for run in runs]
     evaluated = None not in judged
     reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]
     enough = all((~run.steps.warm[:number]).sum() >= FEWEST for number, run in zip(reached, runs, strict=True))
@@ -216,11 +216,11 @@ def _padding(steps: Steps) -> float | None:
     share, tokens = steps["padding_share"], steps["tokens"]
     good = np.isfinite(share) & np.isfinite(tokens) & (tokens > 0) & (share < 1)
     if not good.any():
-        return _weighted(share, np.ones(len(steps)))
+        return _weighted_mean(share, np.ones(len(steps)))
     return float(1 - tokens[good].sum() / (tokens[good] / (1 - share[good])).sum())
 
 
-def _evaluated(run: TrainingRun, samples: float) -> float | None:
+def _eval_loss_at(run: TrainingRun, samples: float) -> float | None:
     """The loss of the evaluation that is nearest to this many samples, if it is near."""
     near = [
         one
@@ -277,10 +277,10 @@ def _per_second(steps: Steps, name: str, timed: np.ndarray, seconds: float) -> f
 def _waiting(steps: Steps, seconds: np.ndarray, timed: np.ndarray) -> float | None:
     if steps.known("data_wait_seconds") and seconds[timed].sum() > 0:
         return float(np.nansum(steps["data_wait_seconds"][timed]) / seconds[timed].sum())
-    return _weighted(steps["data_wait_share"][timed], seconds[timed])
+    return _weighted_mean(steps["data_wait_share"][timed], seconds[timed])
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray) -> float | None:
+def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:
     good = np.isfinite(values) & (weights > 0)
     return float(np.average(values[good], weights=weights[good])) if good.any() else None
 
@@ -291,7 +291,7 @@ def _median(values: np.ndarray) -> float | None:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    return _weighted(values, np.ones(len(values)))
+    return _weighted_mean(values, np.ones(len(values)))
 
 
 def _most(values: np.ndarray) -> float | None:

@@ -167,7 +167,7 @@ def _check(folder: Path) -> None:
     raise PathError(where, got=f"neither {RUN} nor {METRICS}", expected=expected)
 
 
-def _opened(path: Path, notes: list[str]) -> BinaryIO:
+def _open(path: Path, notes: list[str]) -> BinaryIO:
     """A file that may be missing: then an empty one. A link is refused: the folder may be another user's."""
     try:
         return os.fdopen(open_own(path, os.O_RDONLY), "rb")
@@ -179,7 +179,7 @@ def _opened(path: Path, notes: list[str]) -> BinaryIO:
 
 
 def _text(path: Path, notes: list[str]) -> str:
-    with _opened(path, notes) as file:
+    with _open(path, notes) as file:
         return file.read().decode("utf-8", "replace")
 
 
@@ -201,7 +201,7 @@ def _object(path: Path, notes: list[str]) -> Mapping[str, object]:
 def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, object]]:
     """The objects of a file of lines. A last line that is not finished belongs to a writer that is still at work."""
     broken = 0
-    with _opened(path, notes) as file:
+    with _open(path, notes) as file:
         for line in file:
             try:
                 value = json.loads(line)

@@ -327,10 +327,10 @@ class Plateau:
             error = math.sqrt(sum(squared for _, squared in (*before, *after))) / number
             least, most = (share * abs(was) for share in (self._limits.plateau_improvement, 0.02))
             if was - now < least and was - now + _CERTAIN * error < most:
-                return self._found(number, was, now)
+                return self._diagnosis(number, was, now)
         return None
 
-    def _found(self, number: int, was: float, now: float) -> Diagnosis:
+    def _diagnosis(self, number: int, was: float, now: float) -> Diagnosis:
         samples = number * self._limits.plateau_samples
         return Diagnosis(
             f"the mean loss over the last {samples:,} samples or more is {now:.4g}, over as many before that {was:.4g}",

@@ -103,7 +103,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             model=model,
             args=args,
             train_dataset=train_dataset,
-            data_collator=data_collator if data_collator is not None else self._collator_of(train_dataset, model),
+            data_collator=data_collator if data_collator is not None else self._make_collator(train_dataset, model),
             eval_dataset=eval_dataset,
             eval_collator=eval_collator,
             **options,
@@ -313,9 +313,9 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         return outcome.metrics(prefix, seconds)
 
     def _collator_to_evaluate(self, dataset: Any) -> Any:
-        return self._collator_of(dataset, self.model)
+        return self._make_collator(dataset, self.model)
 
-    def _collator_of(self, dataset: Any, model: Any) -> Any:
+    def _make_collator(self, dataset: Any, model: Any) -> Any:
         """The dataset's own, with pixels in the precision of the model where that is half."""
         if not hasattr(dataset, "get_collator"):
             return None

@@ -174,7 +174,7 @@ def _gradients(
     noise, flips = 0.0, torch.finfo(weight.dtype).eps if weight.is_cuda else 0.0
     for at, sample in enumerate(samples):
         row = [*samples[:at], _without_loss(sample), *samples[at + 1 :]]
-        before, reach = _watched_gradient(model, row, at, collate)
+        before, reach = _gradient_and_reach(model, row, at, collate)
         reached.append((f"{sample.id} is reached by its neighbours' loss", reach))
         if at == 0 or weight.is_cuda:
             again = gradient_differences(before, _gradient(model, row, collate))
@@ -188,7 +188,7 @@ def _gradients(
     ]
 
 
-def _watched_gradient(
+def _gradient_and_reach(
     model: Any, samples: Sequence[EncodedSample], at: int, collate: Collate
 ) -> tuple[Gradients, float]:
     """The gradients of the row's loss, and how much of it reaches one sample's embeddings and pixels.

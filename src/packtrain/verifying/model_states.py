@@ -206,11 +206,11 @@ def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]],
     """Hidden states from which supervised tokens are predicted: norm of packed - alone over that of alone."""
     gaps = []
     for sample, reference, packed in compared:
-        one, ours = _supervised(reference, sample), _supervised(packed, sample)
+        one, ours = _supervised_states(reference, sample), _supervised_states(packed, sample)
         gaps.append((sample.id, float((ours - one).norm()) / max(float(one.norm()), 1e-30)))
     return largest(check, gaps, allowed)
 
 
-def _supervised(hidden: Tensor, sample: EncodedSample) -> Tensor:
+def _supervised_states(hidden: Tensor, sample: EncodedSample) -> Tensor:
     carries = (sample.labels[1:] != IGNORED).to(hidden.device)
     return (hidden[:-1][carries] if carries.any() else hidden).float()

@@ -134,7 +134,7 @@ class Session:
             notes.append(_ROUNDED)
         if checkpoint is not None:
             notes += [f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over]
-            notes += other_evaluation(RunFolder(run.folder), _evaluated(prepared))
+            notes += other_evaluation(RunFolder(run.folder), _evaluation_inputs(prepared))
         elif resume and RunFolder(run.folder).holds_run:
             notes.append("the run has no complete checkpoint yet: it starts from the beginning")
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
@@ -219,7 +219,7 @@ class Session:
                 trainer = self._trainer(watch)
                 with shown:
                     trainer.train(resume_from_checkpoint=self.checkpoint)
-                status, detail = _ended(trainer)
+                status, detail = _end_status(trainer)
             except BaseException as error:
                 detail = in_one_line(error)
                 status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -252,7 +252,7 @@ class Session:
             world=run.world,
             fingerprints={"plan": None if run.data.online else plan.fingerprint, "schedule": schedule.hash},
             measured=_inputs(prepared.dataset),
-            evaluated=_evaluated(prepared),
+            evaluated=_evaluation_inputs(prepared),
             frozen=dict(self.frozen),
             derived=self.ready.derived(),
             notes=(*self.ready.warnings, *self.ready.notes, *self.ready.risks),
@@ -385,7 +385,7 @@ def _summary(folder: Path) -> Summary | None:
         return None
 
 
-def _ended(trainer: PackedTrainer) -> tuple[str, str]:
+def _end_status(trainer: PackedTrainer) -> tuple[str, str]:
     """The status of a run that ended, and why it ended before its last step."""
     if trainer.interrupted:
         return "interrupted", trainer.interrupted
@@ -404,7 +404,7 @@ def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:
     return collator_of(dataset, loaded, prepared.run.step.loss_weighting, constant)
 
 
-def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
+def _evaluation_inputs(prepared: Prepared) -> Mapping[str, Any] | None:
     """The fingerprint of the evaluation data."""
     return prepared.evaluation.plan.summary.inputs if prepared.evaluation is not None else None
 
