@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.measure import measure_outcome, request_of, tokenized_request
+from packtrain.app.measure import make_request, measure_outcome, tokenized_request
 from packtrain.app.pack import pack_outcome
 from packtrain.app.reuse import cache_folder
 from packtrain.config.dataset_config import DatasetConfig
@@ -364,7 +364,7 @@ class MultiModalIterableDataset(_PackDataset):
         from packtrain.delivery.encode.encode import SampleEncoder
         from packtrain.delivery.online_source import OnlineSource
 
-        request = tokenized_request(request_of(self.config, streaming=None))
+        request = tokenized_request(make_request(self.config, streaming=None))
         parts = [spec.name for spec in request.specs if (spec.repeats, spec.weight, spec.max_samples) != (None,) * 3]
         if parts:
             raise ConfigError(

@@ -54,7 +54,7 @@ def pack_outcome(
     """Pack, or reuse a plan. With `cache` plans are looked up and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     load_plugins(table.plugins)
-    work, work_from = work_of(table)
+    work, work_from = choose_work_model(table)
     mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
     dataset = table.user_config.get("data", {}).get("dataset_path")
     reusable = reusable_folder("plans", _name(table, config, work), cache or cache_dir(), dataset=dataset, mode=mode)
@@ -97,7 +97,7 @@ def _notes(table: CostTable) -> tuple[str, ...]:
         return ()
 
 
-def work_of(table: CostTable) -> tuple[WorkModel, str]:
+def choose_work_model(table: CostTable) -> tuple[WorkModel, str]:
     """What predicts the work of a pack: the shape of the measured model, or a generic one."""
     try:
         shape = read_shape(table.places.model)

@@ -24,7 +24,7 @@ from packtrain.config.setup import (
     unknown_limits,
     without_limits,
 )
-from packtrain.config.steps import in_packs, said_samples, step_size
+from packtrain.config.steps import configured_samples, in_packs, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
@@ -312,7 +312,7 @@ def _in_samples(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The samples of a step, as in `train`, where the config has a step size."""
     counts_packs = in_packs(run)
-    if not counts_packs and said_samples(run, gpus) is None:
+    if not counts_packs and configured_samples(run, gpus) is None:
         return settings, ()
     size, rows, _ = step_size(run, gpus)
     settings = {name: value for name, value in settings.items() if name not in _STEP_SIZES}

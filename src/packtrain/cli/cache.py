@@ -90,7 +90,7 @@ def clear(
     if as_json:
         print_json({**cache_json(entries, root), "considered": len(listed), "freed": freed})
     else:
-        output.print(f"{len(entries)} removed, {escape(size_of(freed))} freed")
+        output.print(f"{len(entries)} removed, {escape(format_bytes(freed))} freed")
 
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
@@ -137,7 +137,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
         listed.add_row(
             entry.kind,
             escape(entry.path.name),
-            size_of(entry.bytes),
+            format_bytes(entry.bytes),
             _ago(entry.days),
             escape(shown(entry.about, _ABOUT)),
             _state(entry, verified=verified),
@@ -146,7 +146,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
     for kind in KINDS:
         of_kind = [entry for entry in entries if entry.kind == kind]
         if of_kind:
-            total = size_of(sum(entry.bytes for entry in of_kind))
+            total = format_bytes(sum(entry.bytes for entry in of_kind))
             console.print(f"{kind}: {total} in {len(of_kind)} ({KINDS[kind].what})", highlight=False)
     stale = [entry for entry in entries if entry.stale]
     if stale and not verified:
@@ -179,10 +179,10 @@ def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:
     }
 
 
-def size_of(number: int) -> str:
+def format_bytes(number: int) -> str:
     """Bytes for people.
 
-    >>> size_of(512), size_of(3 << 20)
+    >>> format_bytes(512), format_bytes(3 << 20)
     ('512 B', '3.0 MiB')
     """
     size, unit = float(number), "B"

@@ -81,13 +81,13 @@ def show(
 
     Example: packtrain config show leaf.yaml training.learning_rate=1e-5
     """
-    from packtrain.app.convert import sections_of, sections_text
+    from packtrain.app.convert import config_sections, sections_text
     from packtrain.config.data_options import section_defaults
     from packtrain.config.run_config import load_config
 
     config, notes = section_defaults(load_config(file, overrides or ()))
     if as_json:
-        print_json({"config": sections_of(config), "notes": [*config.notes, *notes]})
+        print_json({"config": config_sections(config), "notes": [*config.notes, *notes]})
         return
     for note in (*config.notes, *notes):
         errors.print(f"[yellow]note:[/] {escape(note)}")
@@ -95,10 +95,10 @@ def show(
 
 
 def _plain(converted: Converted) -> dict[str, object]:
-    from packtrain.app.convert import sections_of
+    from packtrain.app.convert import config_sections
 
     return {
-        "config": sections_of(converted.config),
+        "config": config_sections(converted.config),
         "systems": list(converted.systems),
         "read_as": list(converted.read_as),
         "no_effect": dict(converted.no_effect),

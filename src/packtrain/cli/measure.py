@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import settings_of
+from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.numbers import counted
@@ -35,7 +35,7 @@ _SHOWN = {
 _NUMBERS = ("mean", "std", "min", "median", "p95", "p99", "max", "total")
 
 
-@settings_of("measure")
+@verb_options("measure")
 def measure(
     data: Annotated[
         str,

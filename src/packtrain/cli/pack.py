@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import settings_of
+from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.measure import ledger_table
 from packtrain.cli.terminal import Bar, Terminal, output, table
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
 
 
-@settings_of("pack")
+@verb_options("pack")
 def pack(
     costs: Annotated[Path, typer.Argument(help="A folder written by packtrain measure.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the plan. Plans are never overwritten.")],

@@ -36,7 +36,7 @@ class Terminal(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """As Rich does, but nothing is cut: lines of text are not wrapped, and tables are made to fit."""
         options.setdefault("soft_wrap", all(isinstance(one, str | Text) for one in objects))
-        parts = ([one] if not isinstance(one, Table) else fitted(one, self) for one in objects)
+        parts = ([one] if not isinstance(one, Table) else fit_table(one, self) for one in objects)
         super().print(*(part for fitting in parts for part in fitting), **options)
 
     @property  # type: ignore[misc]
@@ -61,7 +61,7 @@ def table(title: str, columns: Iterable[str], text: Collection[str] = (), **opti
     return made
 
 
-def fitted(table: Table, console: Console) -> list[Table]:
+def fit_table(table: Table, console: Console) -> list[Table]:
     """The table itself where there is room, then without lines, then in parts that each begin with the first column."""
     if Measurement.get(console, _any_width(console), table).maximum <= console.width:
         return [table]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import names_of
+from packtrain.cli.config_options import parse_names
 from packtrain.cli.interruptible import is_interrupt
 from packtrain.cli.ready import ready_json, show_ready
 from packtrain.cli.terminal import Bar, Terminal, errors, output
@@ -95,7 +95,7 @@ def train(
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
         overrides, config = [config, *(overrides or ())], None
-    named = names_of("--columns", columns) if columns is not None else None
+    named = parse_names("--columns", columns) if columns is not None else None
     given = [*_as_settings(model=model, data=data, columns=named, output_dir=output_dir), *(overrides or ())]
     bar = PrepareBar(quiet=as_json)
 

@@ -13,7 +13,7 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import HOMES, KEYS
 from packtrain.config.steps import run_length
-from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
+from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, detect_systems
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 
@@ -25,7 +25,7 @@ _MIXES = {"nanoVLM", "LLaMA-Factory"}  # samples of a pack see each other there;
 def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with what its sections mean where they come from, and what is different here."""
     notes: list[str] = []
-    systems, sure = systems_of(config.written_as), systems_of(config.written_as, sure=True)
+    systems, sure = detect_systems(config.written_as), detect_systems(config.written_as, sure=True)
     for system in systems:
         missing: dict[str, object] = {}
         for name, value in THEIR_DEFAULTS[system].items():
@@ -92,7 +92,7 @@ def _meanings(config: RunConfig) -> list[str]:
                     f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are dropped from an epoch"
                 )
             notes.append(f"packing_min_fill_ratio {drops}")
-        if not _MIXES.isdisjoint(systems_of(config.written_as)) and "neat_packing" not in config.written_as:
+        if not _MIXES.isdisjoint(detect_systems(config.written_as)) and "neat_packing" not in config.written_as:
             notes.append("samples in a pack never attend to each other here")
     if data.max_sample_length is not None:
         notes.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")

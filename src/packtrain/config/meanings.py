@@ -109,7 +109,7 @@ def each(names: str | Iterable[str], meant: Meant) -> dict[str, Meant]:
     return dict.fromkeys(names.split() if isinstance(names, str) else names, meant)
 
 
-def datasets_of(value: Any, beside: Raw) -> Means | str:
+def read_datasets(value: Any, beside: Raw) -> Means | str:
     """The datasets of a config; a text says why they cannot be."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not names:

@@ -14,7 +14,7 @@ from typing import Any
 from packtrain.config.keys import Raw
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import ModelSection
-from packtrain.config.systems import systems_of
+from packtrain.config.systems import detect_systems
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
@@ -250,7 +250,7 @@ def _tile(name: str) -> dict[str, object]:
 
 def own_limits(config: RunConfig, settings: ProcessorSettings) -> tuple[RunConfig, tuple[str, ...]]:
     """Configs of other systems have one set of limits for every model: without those that this one has not."""
-    gone = unknown_limits(config, settings) if systems_of(config.written_as) else {}
+    gone = unknown_limits(config, settings) if detect_systems(config.written_as) else {}
     if not gone:
         return config, ()
     ignored = ", ".join(f"{name} {value}" for name, value in gone.items())

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from packtrain.config.run_config import RunConfig
-from packtrain.config.systems import BATCHES_OF_PACKS, systems_of
+from packtrain.config.systems import BATCHES_OF_PACKS, detect_systems
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.planning.sweep import KEPT, StepShape, step_shape
 
@@ -144,7 +144,7 @@ def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, 
     return _packed_step(config, world) if packs else _padded_step(config, world)
 
 
-def said_samples(config: RunConfig, world: int) -> int | None:
+def configured_samples(config: RunConfig, world: int) -> int | None:
     """Samples of a step as the config says them, in one way or the other, packed or not."""
     training = config.training
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
@@ -169,7 +169,7 @@ def counted_in_packs_by(config: RunConfig) -> str:
     training = config.training
     if not config.packs or training.effective_batch_size is not None or in_packs(config):
         return ""
-    return next((name for name in systems_of(config.written_as) if name in BATCHES_OF_PACKS), "")
+    return next((name for name in detect_systems(config.written_as) if name in BATCHES_OF_PACKS), "")
 
 
 def _configured_packs(config: RunConfig, world: int) -> int:
@@ -188,7 +188,7 @@ def _configured_packs(config: RunConfig, world: int) -> int:
 def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     if in_packs(config):
         return StepSize(packs=_configured_packs(config, world), samples=None), 1, ()
-    samples, training = said_samples(config, world), config.training
+    samples, training = configured_samples(config, world), config.training
     if samples is None:
         note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
         return StepSize(packs=world, samples=None), 1, (note,)
@@ -212,7 +212,7 @@ def _padded_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[st
             expected="effective_batch_size, which counts samples, packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
-    samples, passes = said_samples(config, world), training.gradient_accumulation_steps
+    samples, passes = configured_samples(config, world), training.gradient_accumulation_steps
     rows = training.per_device_train_batch_size or ROWS
     if samples is None:
         samples = rows * world

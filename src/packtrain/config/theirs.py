@@ -18,13 +18,13 @@ from packtrain.config.meanings import (
     Means,
     Meant,
     among,
-    datasets_of,
     default,
     each,
     flag,
     nothing,
     only,
     only_off,
+    read_datasets,
     refused,
     rows,
     switch,
@@ -151,7 +151,7 @@ def _eval_split(value: Any, beside: Raw) -> Meaning:
 
 
 def _datasets(value: Any, beside: Raw) -> Meaning:
-    return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else datasets_of(value, beside)
+    return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else read_datasets(value, beside)
 
 
 def _eval_datasets(value: Any, beside: Raw) -> Meaning:
@@ -160,7 +160,7 @@ def _eval_datasets(value: Any, beside: Raw) -> Meaning:
         return Means(why="val_jsonl is the data")
     if not value:
         return Means(why="there are none")
-    datasets = datasets_of(value, beside)
+    datasets = read_datasets(value, beside)
     names = {"dataset_path": "eval_path", "split": "eval_split", "max_samples": "max_eval_samples"}
     if isinstance(datasets, str) or datasets.mixture or datasets.settings.keys() - names.keys():
         return "one file, folder or hub dataset can be evaluated: data.eval_path, data.eval_split"

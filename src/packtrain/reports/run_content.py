@@ -9,7 +9,16 @@ from typing import Any
 from packtrain.core.numbers import count, counted, large, percent, rate, shown
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.html import changes, setting
-from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, start_of, too_few, why_apart
+from packtrain.reports.run_words import (
+    ended,
+    headline,
+    initial_weights,
+    lead,
+    run_labels,
+    same_loss,
+    too_few,
+    why_apart,
+)
 from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
 from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
 from packtrain.runs.training_run import About, Scalar, TrainingRun
@@ -37,7 +46,7 @@ Derived = Mapping[str, Scalar]
 
 def runs_content(runs: Sequence[TrainingRun]) -> Content:
     """Everything that the page shows except the curves."""
-    labels, both = labels_of(runs), compare_runs(runs)
+    labels, both = run_labels(runs), compare_runs(runs)
     summaries = [summarise_run(run, both.window if both is not None else None) for run in runs]
     return {
         "headline": headline(runs, summaries, labels, both),
@@ -94,7 +103,7 @@ def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
     names = dict.fromkeys(line.partition(":")[0] for lines in differ for line in lines)
     others = [name for name in names if name.split(".")[0] != "report" and name.split(".")[-1] not in _NO_CAUSE]
-    labels = labels_of(runs)
+    labels = run_labels(runs)
     return {
         **json_value(both),
         "same_loss": same_loss(both),
@@ -160,7 +169,7 @@ def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
     if about.model:
         yield "Model", shown(about.model, LONGEST)
     if "origin.run" in about.other:
-        yield "Began from", start_of(run)
+        yield "Began from", initial_weights(run)
     if (method := _text(derived.get("method"))) is not None:
         yield "Method", _method(method, derived)
     if (trained := _trained_parts(derived)) is not None:

@@ -19,7 +19,7 @@ _ON_TOP = 0.001  # relative difference of losses that no chart can show
 _ENDED = {"complete": "Completed.", "not begun": "The first step has not finished yet."}
 
 
-def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
+def run_labels(runs: Sequence[TrainingRun]) -> list[str]:
     """Short names that tell the runs apart: their modes if these do, else their folders.
 
     Folders of one name are numbered.
@@ -70,7 +70,7 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
     same, alike = same_steps(runs), _alike_steps(runs)
     sentences, reasons = [], []
     if other_starts(runs):
-        starts = [f"{name} from {start_of(run)}" for name, run in zip(_short_names(labels), runs, strict=True)]
+        starts = [f"{name} from {initial_weights(run)}" for name, run in zip(_short_names(labels), runs, strict=True)]
         sentences.append(f"The runs started from different weights: {_join_words(starts)}.")
         reasons.append("their starting weights")
     if same:
@@ -110,10 +110,10 @@ def _alike_steps(runs: Sequence[TrainingRun]) -> bool:
 
 def other_starts(runs: Sequence[TrainingRun]) -> bool:
     """Did the runs begin from different weights, as far as their names say?"""
-    return len({start_of(run) for run in runs}) > 1
+    return len({initial_weights(run) for run in runs}) > 1
 
 
-def start_of(run: TrainingRun) -> str:
+def initial_weights(run: TrainingRun) -> str:
     """The weights that a run began from."""
     about = run.about
     name = isolated(about.model or "a model", 80)

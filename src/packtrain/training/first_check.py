@@ -18,7 +18,7 @@ from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import gather_faults
-from packtrain.training.loss import kept_random_state
+from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.quick import RowRoom, Training, quick_check
 
@@ -47,7 +47,7 @@ def check_first_batch(
     patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
-    with kept_random_state(), torch.compiler.set_stance("force_eager"):
+    with preserve_random_state(), torch.compiler.set_stance("force_eager"):
         try:
             report = quick_check(
                 model,

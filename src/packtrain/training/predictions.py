@@ -196,7 +196,7 @@ def _fitting_tokens(
             return _Fitting(tokens=for_all, load=model.heaviest, why=why)
         if predicted < tokens:
             return _Fitting(tokens=predicted, load=load, why="by the memory model")
-    asked = asked_bytes(error)
+    asked = requested_bytes(error)
     used = memory.reserved + asked - memory.before
     if asked and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
@@ -227,7 +227,7 @@ def _advice(room: _Fitting, failure: Failure) -> str:
     return ", or ".join(words) + others
 
 
-def asked_bytes(error: BaseException) -> int:
+def requested_bytes(error: BaseException) -> int:
     """What the allocation that failed asked for; 0 where the error does not say it."""
     match = _ASKED.search(str(error))
     return int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0

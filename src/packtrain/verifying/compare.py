@@ -85,14 +85,14 @@ def is_pixels(name: str) -> bool:
     return name.startswith("pixel_values")
 
 
-def starts_of(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
+def sample_starts(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
     """The first token of each sample in their row."""
     return offsets_of(samples, getattr(collate, "alignment", 1))
 
 
 def split(row: Tensor, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
     """A packed row split into its samples, without padding."""
-    starts = starts_of(samples, collate)
+    starts = sample_starts(samples, collate)
     return tuple(row[start : start + len(sample)] for start, sample in zip(starts, samples, strict=True))
 
 
@@ -103,7 +103,7 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits[:-1][carries].float(), targets[carries], reduction="none")
 
 
-def gradients_of(model: Any) -> Gradients:
+def collect_gradients(model: Any) -> Gradients:
     """The gradients of the parameters in fp32, removed from the model: half precision cannot hold differences."""
     gradients = {name: weight.grad.float() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad(set_to_none=True)
@@ -124,7 +124,7 @@ def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContr
         logits.append(row.detach())
         losses.append(values.detach())
     loss = float(torch.cat(losses).double().sum()) / supervised
-    return PassOutcome(logits=tuple(logits), losses=tuple(losses), loss=loss, gradients=gradients_of(model))
+    return PassOutcome(logits=tuple(logits), losses=tuple(losses), loss=loss, gradients=collect_gradients(model))
 
 
 def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool) -> PassOutcome:
@@ -142,7 +142,7 @@ def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *
         logits=logits,
         losses=tuple(token_losses(one, sample.labels) for one, sample in zip(logits, samples, strict=True)),
         loss=float(values.detach().double().mean()),
-        gradients=gradients_of(model),
+        gradients=collect_gradients(model),
     )
 
 

@@ -44,7 +44,7 @@ class ChangedSample:
     sample: EncodedSample
 
 
-def changes_of(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
+def make_changes(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
     """Every sample with other text, and every sample with media with other pixels."""
     draw = torch.Generator().manual_seed(0)
     pool = torch.cat([sample.input_ids[sample.token_kinds == TEXT] for sample in samples]).unique()
@@ -107,7 +107,7 @@ def isolate(
     model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool, mode: Mode = TRAINING
 ) -> list[CheckResult]:
     """Change each sample in turn and compare all others; gradients in one mode."""
-    changes = changes_of(samples)
+    changes = make_changes(samples)
     with in_mode(model, EVALUATION):
         before = row_logits(model, samples, collate)
         results = moved_neighbours(

@@ -25,8 +25,8 @@ from packtrain.verifying.compare import (
     as_trained,
     forward,
     largest,
+    sample_starts,
     split,
-    starts_of,
 )
 from packtrain.verifying.model_states import stock_attention
 
@@ -52,7 +52,7 @@ _TOLERANCES = {
 }
 
 
-def tolerance_of(dtype: torch.dtype) -> Tolerance:
+def loss_tolerance(dtype: torch.dtype) -> Tolerance:
     """For weights, or products, of one precision."""
     return _TOLERANCES[torch.float32] if dtype == torch.float64 else _TOLERANCES.get(dtype, _TOLERANCES[torch.bfloat16])
 
@@ -100,7 +100,7 @@ def compare_training_loss(
             after = _norms(model)
     finally:
         model.zero_grad()
-    allowed, expected = tolerance_of(dtype), sum(part for _, part in each) / whole
+    allowed, expected = loss_tolerance(dtype), sum(part for _, part in each) / whole
     checks = [
         CheckResult(
             check="training loss",
@@ -111,7 +111,7 @@ def compare_training_loss(
     ]
     if taken_at is not None:
         checks.append(
-            _compare_positions(samples, starts_of(samples, collate), taken_at, [losses for losses, _ in each])
+            _compare_positions(samples, sample_starts(samples, collate), taken_at, [losses for losses, _ in each])
         )
     if backward and (before or after):  # a missing gradient would show in the samples alone
         checks.append(_compare_norms(before, after, dtype, allowed.gradients))

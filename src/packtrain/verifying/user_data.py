@@ -13,7 +13,7 @@ from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
 from packtrain.verifying.check_result import PricedSample
-from packtrain.verifying.quick import kind_of
+from packtrain.verifying.quick import sample_kind
 
 MOST_LOOKED_AT = 500  # records
 MOST_TOKENS = 8_192  # of all samples together: logits of every token are kept
@@ -38,7 +38,7 @@ def user_samples(
         try:
             record = measurer.record(entry, source)
             cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
-            kind = kind_of(cost.images, cost.videos)
+            kind = sample_kind(cost.images, cost.videos)
             small = cost.tokens <= most // 2 and len(by_kind.get(kind, ())) < count
             if not small and not longest[0] < cost.tokens <= most_alone:
                 continue

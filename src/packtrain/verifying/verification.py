@@ -35,8 +35,8 @@ from packtrain.verifying.compare import (
     packed,
     run_alone,
     run_packed,
+    sample_starts,
     split,
-    starts_of,
     with_media_as,
 )
 from packtrain.verifying.isolate import allowed_movement, isolate, needed_effect, row_logits
@@ -55,7 +55,7 @@ from packtrain.verifying.model_states import (
     supports_checkpointing,
 )
 from packtrain.verifying.quick import sample_described
-from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
+from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, loss_tolerance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ def verify_model(
         progress("each sample alone")
         comparison, used = _comparison(model, samples, contract, attn_implementation, backward)
         checks = [compare_costs(samples, costs, patch_size)] if costs else []
-        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
+        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), sample_starts(samples, collate)))
         checks += _forwards(model, samples, collate, comparison, progress)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
@@ -218,7 +218,7 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Che
             compared = [
                 (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, states, strict=True)
             ]
-    return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
+    return [parity(f"hidden states ({row.name})", compared, loss_tolerance(dtype).hidden)]
 
 
 def _training_loss(
@@ -272,7 +272,7 @@ def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) ->
 
 
 def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
-    allowed = tolerance_of(dtype)
+    allowed = loss_tolerance(dtype)
     lines = []
     if rows:
         what = "norm of packed - alone over that of alone at supervised positions, in the same precision"
@@ -318,7 +318,7 @@ def long_enough(config: Any, contract: BatchContract) -> int:
     return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
 
 
-def unreached(config: Any, longest: int) -> str | None:
+def unreached_note(config: Any, longest: int) -> str | None:
     """A note where no sample is longer than a window."""
     beyond = [length for length in lengths_that_matter(config) if length >= longest]
     if not beyond:

@@ -23,7 +23,7 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.trainer_arguments import arguments_of, course_of, try_arguments
+from packtrain.app.train.trainer_arguments import make_arguments, make_course, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
 from packtrain.core.numbers import counted
@@ -101,7 +101,7 @@ class Session:
 
         run = prepared.run
         device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
-        args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
+        args = make_arguments(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
         try_arguments(args)
         check_same_data(prepared)
         checkpoint = checkpoint_to_resume(resume and find_latest(run.folder) is not None, run.folder, progress)
@@ -141,7 +141,7 @@ class Session:
             notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
         predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
-        course = course_of(
+        course = make_course(
             args,
             run,
             steps=prepared.numbers.steps,
@@ -423,7 +423,7 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.first_check import check_first_batch
-    from packtrain.training.loss import loss_on, losses_of
+    from packtrain.training.loss import loss_on, make_losses
     from packtrain.verifying.quick import Training
 
     run = prepared.run
@@ -432,7 +432,7 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     loaded.model.to(device)
     ready_for_steps(loaded.model, run.step.vision_batch_patches)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
-    losses = losses_of(loaded.model, run.step, smoothing)
+    losses = make_losses(loaded.model, run.step, smoothing)
     return check_first_batch(
         loaded.model,
         prepared.dataset,
