@@ -20,7 +20,7 @@ from packtrain.app.reuse import cache_folder, user_folders
 from packtrain.core.errors import ConfigError, PacktrainError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.numbers import counted
-from packtrain.delivery.encode.row_table import fingerprint_of, sum_of
+from packtrain.delivery.encode.row_table import rows_fingerprint, sum_of
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs
 from packtrain.records.shards.cache_folder import CacheFolder, is_ours, remove_if_unused
@@ -123,7 +123,7 @@ def _config_entries(config: DatasetConfig, root: Path) -> list[Cached]:
     own = (folder, *((tokens,) if config.caches_tokens else ()))
     try:
         table = CostTable.load(folder)
-        rows, inputs = f"rows-{fingerprint_of(table)}.arrow", plan_inputs(table)
+        rows, inputs = f"rows-{rows_fingerprint(table)}.arrow", plan_inputs(table)
     except (PacktrainError, OSError):
         rows, inputs = "", None
 

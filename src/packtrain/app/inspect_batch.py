@@ -312,10 +312,10 @@ def _inspect_row(
     attn_implementation: str,
     texts: _TokenTexts,
 ) -> InspectedBatch:
-    from packtrain.delivery.collate.collators import offsets_of
+    from packtrain.delivery.collate.collators import sample_offsets
 
     info, encoder = batch.info, recorder.encoder
-    starts = offsets_of(row.samples, plan.config.pack_alignment)
+    starts = sample_offsets(row.samples, plan.config.pack_alignment)
     ends = [start + len(sample) for start, sample in zip(starts, row.samples, strict=True)]
     boundaries = tuple(sorted({0, *starts, *ends, info.tokens + info.padding}))
     samples = tuple(

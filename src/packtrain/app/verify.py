@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.core.artifacts import made_once
+from packtrain.core.artifacts import make_folder_once
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.from_transformers import finished_tokenizer, model_contract
@@ -246,4 +246,4 @@ def shaped_folder(tiny: Path, shape: str) -> Path:
         text = json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
 
-    return made_once(folder, write)
+    return make_folder_once(folder, write)

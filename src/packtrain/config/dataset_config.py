@@ -13,7 +13,7 @@ from packtrain.config.keys import COUNT, FLAG, SEED, WORD, WORDS, Raw, choice, k
 from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, names_model
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.core.secrets import kept_apart
+from packtrain.core.secrets import hide_secrets
 from packtrain.core.user_code import from_anywhere, without_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.model_folder import known_as
@@ -94,7 +94,7 @@ class DatasetConfig(DatasetSection):
             raise ConfigError("settings of the dataset", problems=problems)
         for name in _PATHS:
             if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, absolute(kept_apart(given)))
+                object.__setattr__(self, name, absolute(hide_secrets(given)))
 
     @property
     def model_name(self) -> str:

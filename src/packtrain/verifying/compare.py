@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from packtrain.core.values import Cost
 from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
-from packtrain.delivery.collate.collators import offsets_of
+from packtrain.delivery.collate.collators import sample_offsets
 from packtrain.delivery.collate.join import count_patches
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey
 from packtrain.families.family import BatchContract
@@ -87,7 +87,7 @@ def is_pixels(name: str) -> bool:
 
 def sample_starts(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
     """The first token of each sample in their row."""
-    return offsets_of(samples, getattr(collate, "alignment", 1))
+    return sample_offsets(samples, getattr(collate, "alignment", 1))
 
 
 def split(row: Tensor, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:

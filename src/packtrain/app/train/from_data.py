@@ -19,7 +19,7 @@ from packtrain.app.train.resolve import RUNS, ResolvedRun, resolve_run, with_tem
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
 from packtrain.config.steps import PackedStep, configured_samples, in_packs
 from packtrain.core.artifacts import alone
-from packtrain.core.cache_root import cache_dir, made_cache
+from packtrain.core.cache_root import cache_dir, make_cache
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.secrets import without_secrets
@@ -60,7 +60,7 @@ def config_from_data(
             fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
     run = with_template_date(resolve_run(given, world=here.world))
-    root = made_cache(run.data.cache_root)
+    root = make_cache(run.data.cache_root)
     with (
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
         data_errors_named(given, "dataset_path", str(run.data.dataset_path)),

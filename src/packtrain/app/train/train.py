@@ -21,7 +21,7 @@ from packtrain.app.train.resolve import ResolvedRun, resolve_run, with_template_
 from packtrain.app.train.resume import changes_note, config_of_run, refuse_changes
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.setup import check_tiles, own_limits
-from packtrain.core.cache_root import cache_dir, made_cache
+from packtrain.core.cache_root import cache_dir, make_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
@@ -78,7 +78,7 @@ def train(
         folder.check(resume=resume)
     elif here.first:
         folder.check_place()
-    made_cache(run.data.cache_root)
+    make_cache(run.data.cache_root)
     run = with_template_date(run)
     if clear_cache:
         if here.world > 1:  # one would remove what others are reading
