@@ -295,7 +295,9 @@ class TestCostsAndPlan:
         named = (f"data.costs={tmp_path / 'costs'}", f"data.plan={tmp_path / 'plan'}", "training.num_train_epochs=2")
         _, prepared = trained(tmp_path / "run.yaml", *named, f"data.cache_dir={tmp_path / 'another'}")
         same_samples(table, prepared)
-        assert CostTable.load(tmp_path / "costs").told == table.told, "what measure was told, whoever uses it"
+        assert CostTable.load(tmp_path / "costs").user_config == table.user_config, (
+            "what measure was told, whoever uses it"
+        )
         assert prepared.numbers.packing_length == 192
         assert Path(str(prepared.dataset.plan.folder)) == tmp_path / "plan"
         for asked, words in (

@@ -172,7 +172,7 @@ def test_a_table_of_another_day_is_measured_again_for_its_date(home: Path, day: 
     assert (others.column("tokens") == tokens).all(), "processes have the real clock"
     day(NEXT_DAY)
     assert before.request().template_date == ONE_DAY
-    assert before.told["data"]["template_date"] == ONE_DAY, "a config that is planned on it follows it"
+    assert before.user_config["data"]["template_date"] == ONE_DAY, "a config that is planned on it follows it"
     assert measure(template_date=ONE_DAY).reused
     again = measure()
     assert (again.reused, again.changed) == (False, [f"request.template_date: {ONE_DAY} -> {NEXT_DAY}"])

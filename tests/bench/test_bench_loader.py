@@ -32,7 +32,7 @@ from packtrain.bench.data import (
 )
 from packtrain.bench.loader import TENTH, LoaderResult, bench_loader, first_batch
 from packtrain.bench.loader_speed import PLAIN, ROUNDS, WAYS, SpeedTask, epochs_needed, speed
-from packtrain.bench.tables import show_loader
+from packtrain.bench.printing import show_loader
 from packtrain.cli import bench as commands
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from packtrain.bench.measure import TEXT_SIZES, bench_measure
-from packtrain.bench.tables import show_measure
+from packtrain.bench.printing import show_measure
 
 
 @pytest.mark.full

@@ -22,8 +22,8 @@ from packtrain.bench import pack
 from packtrain.bench.lengths import LVIS_SAMPLES, MIXTURES, lvis_shape, mixture, read_lengths, samples_from
 from packtrain.bench.other_packers import OTHERS, OtherPacker, PackerRun
 from packtrain.bench.pack import LIMITS, WHOLE, PackResult, bench_pack, best_fit_decreasing, equal_work, plan_of
+from packtrain.bench.printing import show_pack
 from packtrain.bench.scaling import GeneratedRows, scaling
-from packtrain.bench.tables import show_pack
 from packtrain.core.errors import ConfigError, DataError, PacktrainError
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES

@@ -70,7 +70,7 @@ def test_measure_pack_verify_and_train(outside: Path) -> None:
     summary = json.loads((outside / "costs" / "measure.json").read_text())
     assert summary["inputs"]["request"]["plugins"] == [NAME]
     assert summary["inputs"]["settings"]["family"]["module"] == NAME
-    assert summary["told"]["model"]["plugins"] == [NAME]
+    assert summary["user_config"]["model"]["plugins"] == [NAME]
     table = packtrain.CostTable.load(outside / "costs")
     assert set(table.column("image_tokens").tolist()) == {0, 576}
 
@@ -98,14 +98,14 @@ def test_measure_pack_verify_and_train(outside: Path) -> None:
 
 def test_another_source_is_another_family(outside: Path, registered: dict[str, Family]) -> None:
     """Costs follow from the module's text: a table of another one is not taken for the same."""
-    from packtrain.app.measure import request_of
+    from packtrain.app.measure import make_request
     from packtrain.config.dataset_config import DatasetConfig
     from packtrain.measuring.request import settings_state
 
     sys.path.insert(0, str(outside))
     try:
         config = DatasetConfig(dataset_path=str(outside / "data.jsonl"), model="tiny:vipllava", plugins=[NAME])
-        request = request_of(config)
+        request = make_request(config)
         before = settings_state(request.settings())["family"]
         source = outside / f"{NAME}.py"
         text = source.read_text()

@@ -172,8 +172,8 @@ def test_what_is_held_out_is_in_no_other_part(
 
     def part(name: str, *, seed: int = 0) -> tuple[set[int], list[dict[str, object]]]:
         table = measured(data, tmp_path / f"{name}-{seed}", qwen, part=name, seed=seed, **given)
-        assert table.summary.told["data"]["eval_size"] == size
-        assert "part" not in table.summary.told["data"]
+        assert table.summary.user_config["data"]["eval_size"] == size
+        assert "part" not in table.summary.user_config["data"]
         return set(table.column("index").tolist()), ledger(tmp_path / f"{name}-{seed}")
 
     (train, of_train), (evaluated, of_eval) = part("train"), part("eval")

@@ -397,7 +397,7 @@ def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path)
     table = measure(data, model=model, out=tmp_path / "costs", workers=1, check=0, max_failure_rate=0.9)
     shape = read_shape(resolve(model, tmp_path / "models"))
     baseline = Baseline(effective_batch_size=8)
-    result = study_of(table, shape=shape, model=model, gpu="l4", gpus=2, baseline=baseline, base=table.told)
+    result = study_of(table, shape=shape, model=model, gpu="l4", gpus=2, baseline=baseline, base=table.user_config)
     check(result)
     found = result.study
     options = [saving for saving in found.memory.savings if saving.option.startswith("max_pixels")]

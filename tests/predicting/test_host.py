@@ -10,7 +10,7 @@ import pytest
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import GIB
 from packtrain.families.shape import LanguageShape, VisionShape
-from packtrain.predicting.host import PROCESS_BYTES, HostNeeds, batch_bytes, host_needs
+from packtrain.predicting.host_memory import PROCESS_BYTES, HostNeeds, batch_bytes, host_needs
 from packtrain.predicting.values import Load, ModelShape, ParameterCounts, TrainingSetup
 
 SHAPE = ModelShape(

@@ -28,7 +28,7 @@ from packtrain.planning.study_values import (
     Simulation,
     Study,
 )
-from packtrain.predicting.host import HostNeeds
+from packtrain.predicting.host_memory import HostNeeds
 from packtrain.predicting.memory import MemoryEstimate, Part
 from packtrain.predicting.options import Saving
 from packtrain.predicting.values import Load, TrainingSetup

@@ -56,13 +56,13 @@ def test_json_says_what_the_table_says(run: Run) -> None:
         "float32",
     )
     assert said["samples"][0].startswith("text (")
-    assert all(finding["passed"] and finding["difference"] <= finding["allowed"] for finding in said["findings"])
-    assert said["judged"]
+    assert all(check["passed"] and check["difference"] <= check["allowed"] for check in said["checks"])
+    assert said["tolerances"]
     code, out, err = run("verify", "--model", "tiny:llama", "--device", "cpu")
     assert (code, err) == (0, "")
-    for finding in said["findings"]:
-        assert finding["check"] in out
-    assert f"passed: all {len(said['findings'])} checks, in " in out
+    for check in said["checks"]:
+        assert check["check"] in out
+    assert f"passed: all {len(said['checks'])} checks, in " in out
     assert "Tolerances" in out
     assert "next: packtrain measure" in out
 
@@ -94,8 +94,8 @@ def test_a_check_that_could_not_fail_is_exit_code_3(run: Run, monkeypatch: pytes
     code, out, err = run("verify", "--model", "tiny:llama", "--device", "cpu", "--json")
     said = json.loads(out)
     assert (code, err, said["outcome"], said["passed"]) == (3, "", "inconclusive", False)
-    weak = [finding for finding in said["findings"] if finding["outcome"] == "inconclusive"]
-    assert [finding["check"] for finding in weak] == ["neighbours, other text"]
+    weak = [check for check in said["checks"] if check["outcome"] == "inconclusive"]
+    assert [check["check"] for check in weak] == ["neighbours, other text"]
     assert 0 < weak[0]["effect"] < weak[0]["needed"]
     code, out, _ = run("verify", "--model", "tiny:llama", "--device", "cpu")
     assert code == 3
@@ -125,7 +125,7 @@ def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
     (longest,) = [name for name in said["samples"] if name.startswith("longest")]
     assert int(longest.split(", ")[1].split()[0].replace(",", "")) > 512, "its window"
     assert {"hidden states (longest)", "hidden states (static shape)", "training loss", "training gradients"} <= {
-        finding["check"] for finding in said["findings"]
+        check["check"] for check in said["checks"]
     }
     assert said["seconds"] > 0
 
@@ -176,7 +176,7 @@ def test_samples_of_the_users_data(run: Run, data: Path) -> None:
     said = json.loads(out)
     named = [name.split()[0] for name in said["samples"]]
     assert named[:4] == ["r0", "r6", "r7", "r1"], "one of each kind first, and no record that cannot be used"
-    assert "costs as computed" in {finding["check"] for finding in said["findings"]}
+    assert "costs as computed" in {check["check"] for check in said["checks"]}
 
 
 def test_data_with_too_few_usable_records(run: Run, tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_a_folder_with_weights(run: Run, tmp_path: Path) -> None:
     build_model(folder, seed=3).save_pretrained(folder)
     code, out, _ = run("verify", "--model", folder, "--device", "cpu", "--json")
     assert code == 0
-    other = json.loads(out)["findings"]
+    other = json.loads(out)["checks"]
     code, out, _ = run("verify", "--model", "tiny:llama", "--device", "cpu", "--json")
-    assert json.loads(out)["findings"] != other, "other weights, other rounding"
+    assert json.loads(out)["checks"] != other, "other weights, other rounding"
 
 
 def test_a_verdict_needs_findings() -> None:
@@ -231,14 +231,14 @@ def test_a_verdict_needs_findings() -> None:
     nan = CheckResult(check="c", difference=float("nan"), allowed=1.0)
     assert CheckReport(**about, checks=(good,)).passed
     report = CheckReport(**about, checks=(good, bad, nan))
-    assert [finding.check for finding in report.failures] == ["b", "c"]
-    assert [finding["difference"] for finding in json.loads(json.dumps(report.as_json()))["findings"]] == [
+    assert [check.check for check in report.failures] == ["b", "c"]
+    assert [check["difference"] for check in json.loads(json.dumps(report.as_json()))["checks"]] == [
         *(1e-6, "inf", "nan"),
     ]
 
 
 def test_the_next_command_names_the_data() -> None:
-    finding = CheckResult(check="logits", difference=0.0, allowed=1.0)
+    check = CheckResult(check="logits", difference=0.0, allowed=1.0)
     about: dict[str, Any] = {
         "model": "m",
         "attn_implementation": "sdpa",
@@ -247,13 +247,13 @@ def test_the_next_command_names_the_data() -> None:
         "samples": ("a",),
     }
     out = io.StringIO()
-    show_report(CheckReport(**about, tokens=9, checks=(finding,)), Terminal(file=out, width=160), "my data.jsonl")
+    show_report(CheckReport(**about, tokens=9, checks=(check,)), Terminal(file=out, width=160), "my data.jsonl")
     assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
 
 
 def test_names_from_data_steer_no_terminal() -> None:
     name = "one\x1b[2J\x1b]0;title\x07" + "x" * 1_000
-    finding = CheckResult(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")
+    check = CheckResult(check="logits", difference=1.0, allowed=0.0, where=f"{name}, token 3")
     report = CheckReport(
         model=name,
         attn_implementation="sdpa",
@@ -261,7 +261,7 @@ def test_names_from_data_steer_no_terminal() -> None:
         dtype="float32",
         samples=(name,),
         tokens=9,
-        checks=(finding,),
+        checks=(check,),
     )
     out = io.StringIO()
     show_report(report, Terminal(file=out, width=160))

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from packtrain.app.datasets import MultiModalDataset
-from packtrain.bench.tables import column
+from packtrain.bench.printing import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.checksums import sums_of
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted

@@ -25,7 +25,7 @@ from packtrain.bench.data import (
 )
 from packtrain.bench.host import in_new_process, tree_memory
 from packtrain.bench.loader_speed import PLAIN, Speed, SpeedTask, epochs_needed, plain_loader, speed
-from packtrain.bench.tables import column
+from packtrain.bench.printing import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError

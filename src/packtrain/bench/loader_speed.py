@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
-from packtrain.bench.tables import column
+from packtrain.bench.printing import column
 from packtrain.config.dataset_config import DatasetConfig
 
 ROUNDS = 3

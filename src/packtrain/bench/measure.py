@@ -17,7 +17,7 @@ from statistics import median
 
 from packtrain.bench.data import PICTURES, write_pictures
 from packtrain.bench.host import timed, tree_memory
-from packtrain.bench.tables import column
+from packtrain.bench.printing import column
 from packtrain.core.cache_root import cache_dir
 from packtrain.delivery.encode.processor import RealProcessor, load_reference
 from packtrain.families.model_folder import resolve

@@ -14,8 +14,8 @@ import pyarrow as pa
 from packtrain.bench.host import timed
 from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture, read_lengths
 from packtrain.bench.other_packers import NOT_RUN, OTHERS, OtherPacker
+from packtrain.bench.printing import column
 from packtrain.bench.scaling import Growth, What, scaling
-from packtrain.bench.tables import column
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.seeds import stream
 from packtrain.families.registry import known_config

@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.bench.host import in_new_process, peak_memory
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
-from packtrain.bench.tables import column
+from packtrain.bench.printing import column
 from packtrain.packing.arrays import pack_arrays
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails

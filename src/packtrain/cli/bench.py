@@ -31,7 +31,7 @@ def measure(
 ) -> None:
     """Measuring against the HF processor on the same records, against its own lower bound, and its memory."""
     from packtrain.bench.measure import bench_measure
-    from packtrain.bench.tables import show_measure
+    from packtrain.bench.printing import show_measure
 
     result = bench_measure(records=records, workers=workers, memory_sizes=numbers("--memory", memory), model=model)
     if as_json:
@@ -62,7 +62,7 @@ def pack(
     Example: packtrain bench pack --lengths costs --capacities 16384 --sizes ""
     """
     from packtrain.bench.pack import bench_pack
-    from packtrain.bench.tables import show_pack
+    from packtrain.bench.printing import show_pack
 
     with interruptible(), errors.status("warming up") as status:
         result = bench_pack(
@@ -107,7 +107,7 @@ def loader(
     Example: packtrain bench loader --quick --workers 0,2
     """
     from packtrain.bench.loader import bench_loader
-    from packtrain.bench.tables import show_loader
+    from packtrain.bench.printing import show_loader
 
     usual = (16, 100_000, 300) if quick else (64, 1_000_000, 2_000)
     given = (samples, rows, steps)
@@ -155,7 +155,7 @@ def train(
     from packtrain.modeling.load import quiet_libraries
 
     quiet_libraries()
-    from packtrain.bench.tables import show_train
+    from packtrain.bench.printing import show_train
     from packtrain.bench.train import bench_train
     from packtrain.bench.train_loop import TINY_SETTINGS, LoopSettings
     from packtrain.bench.train_rows import TINY, bench_model

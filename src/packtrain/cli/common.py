@@ -18,7 +18,7 @@ from rich.markup import escape
 from packtrain.cli.interruptible import CONTINUES, Interrupted, never_lost
 from packtrain.cli.terminal import errors
 from packtrain.core.artifacts import DiskFull
-from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_system
+from packtrain.core.errors import ConfigError, PacktrainError, missing_package_error, system_error
 from packtrain.core.public import public, visible, visible_json
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -38,11 +38,11 @@ def run(app: typer.Typer) -> None:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except OSError as error:  # a folder that cannot be written
-        said = error if isinstance(error, DiskFull) else of_system(error)
-        errors.print(f"[bold red]error:[/] {escape(str(said))}")
-        sys.exit(said.exit_code if isinstance(said, PacktrainError) else 1)
+        shown_error = error if isinstance(error, DiskFull) else system_error(error)
+        errors.print(f"[bold red]error:[/] {escape(str(shown_error))}")
+        sys.exit(shown_error.exit_code if isinstance(shown_error, PacktrainError) else 1)
     except ImportError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(of_missing(error)))}")
+        errors.print(f"[bold red]error:[/] {escape(str(missing_package_error(error)))}")
         sys.exit(1)
     except (KeyboardInterrupt, Interrupted) as stop:
         errors.print(f"\n[yellow]interrupted[/]; {escape(str(stop) or CONTINUES)}")

@@ -24,13 +24,13 @@ _KEYS = ("token", "api_key", "password", "secret", "hub_token", "push_to_hub_tok
 _ENDINGS = ("_api_key", "_secret_key", "_access_key", "_password", "_auth_token", "_access_token", "_api_token")
 
 
-def kept_apart(url: str) -> str:
+def hide_secrets(url: str) -> str:
     """A URL without its secrets, which are remembered for those who open it; any other text as it is."""
     _refuse_blanks(url)
     shown = public(url)
     if shown == url:
         return url
-    known = _known()
+    known = _load_secrets()
     before = known.get(shown, url)
     if _resource(before) != _resource(url):
         raise ConfigError(
@@ -57,20 +57,20 @@ def _refuse_blanks(url: str) -> None:
 
 def has_secrets(url: str) -> bool:
     """Was something of this URL kept apart?"""
-    return _whole(url) is not None
+    return _full_url(url) is not None
 
 
 def with_secrets(url: str) -> str:
     """A URL with what was kept apart of it, or of the folder or pattern that it is a file of."""
-    return _whole(url) or url
+    return _full_url(url) or url
 
 
-def handed_over() -> str:
-    """All that was kept apart, for a process on another machine; `taken_over` there."""
+def export_secrets() -> str:
+    """All that was kept apart, for a process on another machine; `import_secrets` there."""
     return os.environ.get(_VARIABLE, "{}")
 
 
-def taken_over(known: str) -> None:
+def import_secrets(known: str) -> None:
     """Use the secrets that another process handed over."""
     os.environ[_VARIABLE] = known
 
@@ -104,12 +104,12 @@ def secrets_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if is_secret(str(name))}
 
 
-def _known() -> dict[str, str]:
+def _load_secrets() -> dict[str, str]:
     return dict(json.loads(os.environ.get(_VARIABLE, "{}")))
 
 
-def _whole(url: str) -> str | None:
-    known = _known()
+def _full_url(url: str) -> str | None:
+    known = _load_secrets()
     if url in known or not known:
         return known.get(url)
     stems = {shown: _stem(shown) for shown in known}

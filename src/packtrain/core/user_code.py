@@ -73,8 +73,8 @@ def load_function(name: str, *, where: str, example: str) -> tuple[Callable[...,
     module = import_named(module_name, where=where)
     function = getattr(module, function_name, None)
     if not callable(function):
-        found = "no such name" if function is None else f"a {type(function).__name__}"
-        raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {found}", expected="a function", fix="")
+        problem = "no such name" if function is None else f"a {type(function).__name__}"
+        raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {problem}", expected="a function", fix="")
     try:
         return function, inspect.getsource(module)
     except (OSError, TypeError) as error:

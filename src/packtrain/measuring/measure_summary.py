@@ -114,7 +114,7 @@ class MeasureSummary:
     inputs: JsonObject  # only compared, hashed, and read by the properties below
     places: Places = field(default_factory=Places)
     mixture: Mapping[str, Mapping[str, float | None]] | None = None
-    told: UserConfig = field(default_factory=dict)
+    user_config: UserConfig = field(default_factory=dict)
     counts: EntryCounts
     unread: Mapping[str, UnreadName] = field(default_factory=dict)
     schemas: Mapping[str, int] = field(default_factory=dict)  # what records were read as

@@ -100,13 +100,13 @@ def run_measurement(
     reference: Callable[[], Reference | str],
     report: Callable[[MeasureProgress], None],
     *,
-    told: UserConfig = _NOTHING,
+    user_config: UserConfig = _NOTHING,
     again: bool = True,
 ) -> MeasureOutcome:
     """Measure, or find that it has been done. `reference` gives the real processor, or a note why there is none.
 
-    `told` are the settings as the user has said them, which later stages go on with. Without `again` a table that does
-    not fit is an error.
+    `user_config` has the settings as the user gave them, for later stages. Without `again` a table that does not fit is
+    an error.
     """
     started = time.monotonic()
     if again:
@@ -115,7 +115,7 @@ def run_measurement(
     inputs = measure_inputs(task.request, content_hash=policy.content_hash, by_processor=by_processor)
     task = replace(task, inputs=digest(inputs))
     places = task.request.places()
-    finished, changed = _finished_before(out, inputs, task, told if again else None)
+    finished, changed = _finished_before(out, inputs, task, user_config if again else None)
     if finished is not None:
         return MeasureOutcome(table=finished, reused=True)
     if not again:
@@ -128,7 +128,7 @@ def run_measurement(
     journal, stale = Journal.open(out / JOURNAL, {**inputs, "places": places.plain()})  # its units name their files
     remove_leftovers(out, (COSTS, MEDIA, LEDGER, SUMMARY))
     (out / SUMMARY).unlink(missing_ok=True)
-    remedies = remedies_of(task.request, out / LEDGER, told.get("model", {}).get("model_name_or_path"))
+    remedies = remedies_of(task.request, out / LEDGER, user_config.get("model", {}).get("model_name_or_path"))
     progress = MeasureProgress(changed=tuple(changed or stale))
     try:
         try:
@@ -149,7 +149,7 @@ def run_measurement(
             inputs=inputs,
             places=places,
             mixture=task.request.mixture(),
-            told=told,
+            user_config=user_config,
             counts=counts,
             unread=written.unread,
             schemas=written.schemas,
@@ -190,12 +190,12 @@ def _refuse_others(out: Path) -> None:
 
 
 def _finished_before(
-    out: Path, inputs: JsonObject, task: Task, told: UserConfig | None
+    out: Path, inputs: JsonObject, task: Task, user_config: UserConfig | None
 ) -> tuple[CostTable | None, list[str]]:
     """An earlier result from the same inputs, or what has changed since.
 
-    Other shares need no other costs, and neither do data and models that have been moved. Without `told` it keeps what
-    was said when it was measured.
+    Other shares need no other costs, and neither do data and models that have been moved. Without `user_config` the
+    result keeps the one it was measured with.
     """
     request = task.request
     if not (out / SUMMARY).exists():
@@ -209,7 +209,7 @@ def _finished_before(
         if changed := others_there(task, table):
             return None, changed
         now = replace(summary, mixture=request.mixture(), places=request.places())
-        now = replace(now, told=told) if told is not None else now
+        now = replace(now, user_config=user_config) if user_config is not None else now
         if now != summary:
             with suppress(OSError):  # a table that may only be read; ours knows it
                 write_summary(out, now)

@@ -129,9 +129,9 @@ class CostTable:
         return tuple(DataFile(source, places[source].file(name)) for source, name in self.summary.files)
 
     @property
-    def told(self) -> UserConfig:
+    def user_config(self) -> UserConfig:
         """The settings that it was measured with, as a config says them, by section."""
-        return self.summary.told
+        return self.summary.user_config
 
     @property
     def places(self) -> Places:

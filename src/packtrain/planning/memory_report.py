@@ -21,7 +21,7 @@ from packtrain.planning.study_values import (
     Simulation,
 )
 from packtrain.planning.sweep import simulate
-from packtrain.predicting.host import HostNeeds, host_needs
+from packtrain.predicting.host_memory import HostNeeds, host_needs
 from packtrain.predicting.memory import vision_layer_parts
 from packtrain.predicting.options import NOTHING, Saving, savings
 from packtrain.predicting.values import Load, TrainingSetup

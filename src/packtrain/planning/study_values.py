@@ -9,7 +9,7 @@ from typing import Literal
 from packtrain.core.numbers import limits_text
 from packtrain.packing.schedule import BalanceLine
 from packtrain.planning.question import Baseline, Sections
-from packtrain.predicting.host import HostNeeds
+from packtrain.predicting.host_memory import HostNeeds
 from packtrain.predicting.memory import MemoryEstimate
 from packtrain.predicting.options import Saving
 from packtrain.predicting.values import Load, TrainingSetup

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from packtrain.predicting.flops import training_flops as training_flops
     from packtrain.predicting.gpus import Gpu as Gpu
     from packtrain.predicting.gpus import find_gpu as find_gpu
-    from packtrain.predicting.host import host_needs as host_needs
+    from packtrain.predicting.host_memory import host_needs as host_needs
     from packtrain.predicting.memory import MemoryEstimate as MemoryEstimate
     from packtrain.predicting.memory import estimate_memory as estimate_memory
     from packtrain.predicting.memory import largest_tokens as largest_tokens

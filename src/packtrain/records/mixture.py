@@ -52,13 +52,13 @@ def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problem
     folder, items = os.path.dirname(os.path.abspath(file)), []
     for number, member in enumerate(members):
         where = f"{split}.{kind}[{number}]" if kind else split
-        found = [*_problems(member, share)]
+        faults = [*_problems(member, share)]
         try:
-            items.append(_member(member, folder, split, share)) if not found else None
+            items.append(_member(member, folder, split, share)) if not faults else None
         except ConfigError as error:
-            found = [str(error.got)]
-        problems += [f"{where}: {problem}; {_WAY}" for problem in found]
-    return _shared(items) if share == "weight" and not problems else items
+            faults = [str(error.got)]
+        problems += [f"{where}: {problem}; {_WAY}" for problem in faults]
+    return _weights_to_shares(items) if share == "weight" and not problems else items
 
 
 def _problems(member: Any, share: str) -> Iterator[str]:
@@ -76,15 +76,15 @@ def _problems(member: Any, share: str) -> Iterator[str]:
 
 def _member(member: Item, folder: str, split: str, share: str) -> Item:
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(member["path"])))
-    found: Item = {"path": path}
+    item: Item = {"path": path}
     if os.path.isdir(path):
-        found["name"] = os.path.basename(os.path.normpath(path))
-        found |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
+        item["name"] = os.path.basename(os.path.normpath(path))
+        item |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
     elif path.lower().endswith((".yaml", ".yml")):
         raise ConfigError(path, got=f"{member['path']} is a metadataset inside a metadataset")
     if share:
-        found["repeats" if share == "repetitions" else share] = member.get(share, 1)
-    return found
+        item["repeats" if share == "repetitions" else share] = member.get(share, 1)
+    return item
 
 
 def _shards(folder: str, split: str) -> str:
@@ -115,7 +115,7 @@ def _read(path: Path) -> Item:
     return content if isinstance(content, dict) else {}
 
 
-def _shared(items: list[Item]) -> list[Item]:
+def _weights_to_shares(items: list[Item]) -> list[Item]:
     """Energon's weights are relative, ours are shares of all samples."""
     total = sum(item["weight"] for item in items)
     return [{**item, "weight": item["weight"] / total} for item in items]
@@ -183,16 +183,16 @@ def _content(path: str) -> Item | None:
 
 def _kind(content: Item | None) -> Callable[[str, Any, str, list[str]], Item] | None:
     if content and all(any(key in one for key in _FACTORY) for one in content.values()):
-        return _of_factory
+        return _factory_item
     if content and all(all(key in one for key in _INTERNVL) for one in content.values()):
-        return _of_internvl
+        return _internvl_item
     return None
 
 
-def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
+def _factory_item(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of dataset_info.json; media are relative to its folder."""
     known = {"formatting", "columns", "tags", "split", "subset", "num_samples", *_FACTORY}
-    problems += _strange(name, entry, known)
+    problems += _unknown_keys(name, entry, known)
     for part, table in (("columns", _COLUMNS), ("tags", _TAGS)):
         given = entry.get(part) or {}
         for key, value in given.items() if isinstance(given, Mapping) else ():
@@ -215,20 +215,20 @@ def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Ite
     return {}
 
 
-def _of_internvl(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
+def _internvl_item(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of a meta file; its paths are relative to the file or, as InternVL has it, to the working directory."""
-    problems += _strange(name, entry, {*_INTERNVL, "repeat_time", "length"})
+    problems += _unknown_keys(name, entry, {*_INTERNVL, "repeat_time", "length"})
 
     def place(key: str) -> Any:
         given = entry[key]
         here = isinstance(given, str) and not os.path.exists(os.path.join(folder, given)) and os.path.exists(given)
         return os.path.abspath(given) if here else given
 
-    found = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
-    return {**found, "media_root": place("root")} if entry["root"] else found
+    item = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
+    return {**item, "media_root": place("root")} if entry["root"] else item
 
 
-def _strange(name: str, entry: Item, known: set[str]) -> list[str]:
+def _unknown_keys(name: str, entry: Item, known: set[str]) -> list[str]:
     """Keys that ask for something, and are not known."""
     return [
         f"{name}.{key}: {_REFUSED.get(key, 'unknown key')}"

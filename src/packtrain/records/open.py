@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
-from packtrain.core.secrets import kept_apart
+from packtrain.core.secrets import hide_secrets
 from packtrain.records.formats import jsonl
 from packtrain.records.formats.delimited import NOT_CSV
 from packtrain.records.formats.jsonl import BOM, parse_object
@@ -134,14 +134,14 @@ def data_files(specs: Sequence[SourceSpec]) -> list[str]:
 
 def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
     """The same files by names that stay when a dataset is moved: relative to it, among several after its source."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for number, spec in enumerate(specs):
         before = f"{spec.name}/" if len(specs) > 1 else ""
         for file in _local_files(spec):
             name = before + shown_name(spec, file) if local_root(spec) is not None else file
-            while found.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
+            while files.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
                 name = f"{number}:{name}"
-    return found
+    return files
 
 
 def _local_files(spec: SourceSpec) -> list[str]:
@@ -199,7 +199,7 @@ def _source(
     subset: str | None,
 ) -> SourceSpec:
     """The specification of one dataset; what the item leaves open is taken from the other arguments."""
-    path = kept_apart(os.path.expanduser(item.path))
+    path = hide_secrets(os.path.expanduser(item.path))
     format = item.format or format
     if format is not None and format not in FORMATS:
         hint = nearest(format, FORMATS) or "leave it out to detect the format"
@@ -241,10 +241,10 @@ def _source(
     )
     if format != "hf_dataset":
         split_files(spec)  # a split that is not there is refused here
-    return _in_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
+    return _as_hub_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
 
 
-def _in_files(spec: SourceSpec) -> SourceSpec:
+def _as_hub_files(spec: SourceSpec) -> SourceSpec:
     """A dataset on the hub as its files there, of which any row can be read again; itself where that cannot be."""
     from packtrain.records.formats.hf_dataset import hub_files
 
@@ -282,11 +282,11 @@ def _kind_of_folder(folder: str) -> str:
         raise ConfigError(
             f"dataset_path {folder}", got="a folder of the hub's cache", expected=expected, fix=f"name {snapshots[0]}"
         )
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for file in walk(folder):
         if kind := kind_of_name(file):
-            found.setdefault(kind, []).append(file)
-    return _one_kind(found, folder, _head)
+            files.setdefault(kind, []).append(file)
+    return _one_kind(files, folder, _head)
 
 
 def _kind_of_remote(path: str) -> str:
@@ -297,16 +297,16 @@ def _kind_of_remote(path: str) -> str:
         kind = (
             _one_kind(folder, path, lambda file: (remote_head(file, "json", LOOK) or ("", b""))[1]) if folder else None
         )
-    found = remote_head(path, kind or "jsonl", LOOK)
-    if found is None:
+    head = remote_head(path, kind or "jsonl", LOOK)
+    if head is None:
         raise _nothing_there(path)
-    return _kind_of_content(found[1], found[0])
+    return _kind_of_content(head[1], head[0])
 
 
-def _one_kind(found: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
+def _one_kind(files: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
     """The kind of a folder's files. Beside others, .json files without records are settings; any other are refused."""
-    kinds = set(found)
-    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in found.get("json", ())):
+    kinds = set(files)
+    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in files.get("json", ())):
         kinds -= {"json"}
     if len(kinds) == 1:
         return kinds.pop()

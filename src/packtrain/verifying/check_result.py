@@ -108,9 +108,7 @@ class CheckReport:
     def as_json(self) -> dict[str, Any]:
         """Plain values; infinities and NaN as words, because JSON has no numbers for them."""
         plain = {"passed": self.passed, "outcome": self.outcome, **asdict(self), "seconds": round(self.seconds, 3)}
-        del plain["checks"]
-        plain["findings"] = [{**asdict(one), "passed": one.passed, "outcome": one.outcome} for one in self.checks]
-        plain["judged"] = plain.pop("tolerances")
+        plain["checks"] = [{**asdict(one), "passed": one.passed, "outcome": one.outcome} for one in self.checks]
         return dict(_plain(plain))
 
 

@@ -21,7 +21,7 @@ from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, pa
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import find_gpu
-from packtrain.predicting.host import host_needs
+from packtrain.predicting.host_memory import host_needs
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import Load

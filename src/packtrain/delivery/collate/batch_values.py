@@ -125,7 +125,7 @@ LOSS_WEIGHTS = "loss_weights"  # under this name they stand in a batch, in the s
 _POWERS: dict[str, float] = {"token": 0.0, "sample": -1.0, "sqrt": -0.5}
 
 
-def checked_weighting(weighting: str) -> LossWeighting:
+def check_weighting(weighting: str) -> LossWeighting:
     """The name, if it is one."""
     names = get_args(LossWeighting)
     if weighting not in names:

@@ -48,15 +48,15 @@ class MediaProcessor:
         self._processor = load_processor(settings, multimodal=True)
         self._arguments: dict[tuple[MediaKind, PartLimits | None], _Arguments] = {}
 
-    def _for(self, header: MediaHeader) -> _Arguments:
+    def _arguments_for(self, header: MediaHeader) -> _Arguments:
         key = header.kind, header.limits
         if key not in self._arguments:
             if len(self._arguments) >= _MOST:
                 self._arguments.clear()
-            self._arguments[key] = self._made(self._parts.rule_for(*key).processor_kwargs())
+            self._arguments[key] = self._make_arguments(self._parts.rule_for(*key).processor_kwargs())
         return self._arguments[key]
 
-    def _made(self, kwargs: dict[str, Any]) -> _Arguments:
+    def _make_arguments(self, kwargs: dict[str, Any]) -> _Arguments:
         sampling = sampling_settings(self._processor, kwargs)
         kwargs = copy.deepcopy(kwargs)
         put_video_kwargs(kwargs, do_sample_frames=False, return_metadata=True)
@@ -72,7 +72,7 @@ class MediaProcessor:
 
     def frame_indices(self, header: MediaHeader) -> list[int]:
         """The frames of a video that the model is shown."""
-        return frame_indices(self._processor, self._for(header).sampling, header)
+        return frame_indices(self._processor, self._arguments_for(header).sampling, header)
 
     def tensors(
         self, decoded: Sequence[Decoded], expansions: Sequence[Expansion], runs: Sequence[MediaKind]
@@ -81,26 +81,26 @@ class MediaProcessor:
         images = [medium for medium in decoded if medium.header.kind == "image"]
         videos = [medium for medium in decoded if medium.header.kind == "video"]
         try:
-            made = self._images(images) if images else {}
+            tensors = self._images(images) if images else {}
             made_videos = self._videos(videos) if videos else {}
         except MemoryError:
             raise
         except Exception as error:  # a processor may fail in any way on bad media
             raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}"[:300]) from None
         if self._contract.text_order:
-            made = {"pixel_values": _in_text_order(made, made_videos, runs)}
+            tensors = {"pixel_values": _in_text_order(tensors, made_videos, runs)}
         else:
-            made = {**made, **made_videos}
-        found = {name: made[name] for name in self._contract.media if name in made}
-        _check_shapes(self._contract, found, decoded, expansions)
-        return found
+            tensors = {**tensors, **made_videos}
+        media = {name: tensors[name] for name in self._contract.media if name in tensors}
+        _check_shapes(self._contract, media, decoded, expansions)
+        return media
 
     def _images(self, images: Sequence[Decoded]) -> dict[str, Any]:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
-            kwargs = self._for(alike[0].header).images
+            kwargs = self._arguments_for(alike[0].header).images
             return dict(self._processor.image_processor([[medium.pixels for medium in alike]], **kwargs))
 
-        return _called(call, images, lambda medium: self._for(medium.header).images.get("size"))
+        return _call_in_groups(call, images, lambda medium: self._arguments_for(medium.header).images.get("size"))
 
     def _videos(self, videos: Sequence[Decoded]) -> dict[str, Any]:
         import torch
@@ -108,20 +108,22 @@ class MediaProcessor:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
             metadata = [[video_metadata(video.header, video.indices) for video in alike]]
             frames = [[video.pixels for video in alike]]
-            kwargs = self._for(alike[0].header).videos
+            kwargs = self._arguments_for(alike[0].header).videos
             return dict(self._processor.video_processor(frames, video_metadata=metadata, **kwargs))
 
-        made = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
+        tensors = _call_in_groups(call, videos, lambda medium: self._arguments_for(medium.header).videos.get("size"))
         if "second_per_grid_ts" in self._contract.media:
             step = self._processor.video_processor.temporal_patch_size
-            made["second_per_grid_ts"] = torch.tensor([step / about.sampled_fps for about in made["video_metadata"]])
+            tensors["second_per_grid_ts"] = torch.tensor(
+                [step / about.sampled_fps for about in tensors["video_metadata"]]
+            )
         for name, join in self._contract.media.items():
-            if join == "images" and name in made:  # (videos, frames, ...), but a video is images of one sample
-                made[name] = made[name].flatten(0, 1).unsqueeze(0)
-        return made
+            if join == "images" and name in tensors:  # (videos, frames, ...), but a video is images of one sample
+                tensors[name] = tensors[name].flatten(0, 1).unsqueeze(0)
+        return tensors
 
 
-def _called(
+def _call_in_groups(
     call: Callable[[Sequence[Decoded]], dict[str, Any]], media: Sequence[Decoded], size: Callable[[Decoded], Any]
 ) -> dict[str, Any]:
     """What a processor makes of media, in one call for all that stand together and have the same bounds.
@@ -130,14 +132,14 @@ def _called(
     """
     import torch
 
-    made = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
-    if len(made) == 1:
-        return made[0]
+    outputs = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
+    if len(outputs) == 1:
+        return outputs[0]
     return {
-        name: torch.cat([one[name] for one in made])
-        if torch.is_tensor(found)
-        else [x for one in made for x in one[name]]
-        for name, found in made[0].items()
+        name: torch.cat([one[name] for one in outputs])
+        if torch.is_tensor(tensor)
+        else [x for one in outputs for x in one[name]]
+        for name, tensor in outputs[0].items()
     }
 
 
@@ -228,12 +230,12 @@ def _check_shapes(
         if name == "pixel_values" and "pixel_values_videos" in contract.media:
             kinds = ("image",)
         shown = [made for medium, made in zip(decoded, expansions, strict=True) if medium.header.kind in kinds]
-        found = tuple(media[name].shape) if name in media else ()
+        shape = tuple(media[name].shape) if name in media else ()
         expected = _leading_shape(name, contract, shown)
-        if found[: len(expected)] != expected:
+        if shape[: len(expected)] != expected:
             raise DriftError(
                 f"{name} of " + (", ".join(medium.name for medium in decoded) or "a sample"),
-                got=f"shape {found} from the real processor",
+                got=f"shape {shape} from the real processor",
                 expected=f"{expected} in front, as computed from the sizes of the media",
                 fix="the family's rule and the installed transformers disagree: please report it with both versions",
             )

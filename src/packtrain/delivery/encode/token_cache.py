@@ -32,7 +32,7 @@ from packtrain.core.fingerprint import differences, digest
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import media_header
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.pack_source import media_read
+from packtrain.delivery.encode.pack_source import read_media
 from packtrain.delivery.encode.row_table import RecordReader, RowTable
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.measuring.engines import in_processes
@@ -103,9 +103,9 @@ class PartColumns:
             batches = pa.ipc.open_file(pa.memory_map(str(path)))
             if batches.num_record_batches != 1 or not batches.schema.equals(PART_SCHEMA):
                 raise ValueError("other columns")
-            found = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
-            if found != fingerprint:
-                raise ValueError(f"tokens of other inputs ({found or 'unknown'}): rebuilt in the meantime")
+            written_for = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
+            if written_for != fingerprint:
+                raise ValueError(f"tokens of other inputs ({written_for or 'unknown'}): rebuilt in the meantime")
             batch = batches.get_batch(0)
             batch.validate()
         except (OSError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError too
@@ -117,14 +117,14 @@ class PartColumns:
 
     def sample(self, at: int) -> SampleTokens | None:
         """One row, compared with its checksum; None where it is not what was written."""
-        found = {}
+        columns = {}
         for name, shape in _LISTS.items():
             offsets, values = self.lists[name]
             part = values[int(offsets[at]) : int(offsets[at + 1])]
             if len(part) % abs(shape[-1]):
                 return None
-            found[name] = part.reshape(shape)
-        sample = SampleTokens(key=int(self.key[at]), **found)
+            columns[name] = part.reshape(shape)
+        sample = SampleTokens(key=int(self.key[at]), **columns)
         return sample if sample.check == self.check[at] else None
 
 
@@ -178,7 +178,7 @@ class TokenTable:
             return None
         sample = columns.sample(at)
         if sample is None:
-            raise self._damaged(number, f"row {at} is not what was written")
+            raise self._damaged_error(number, f"row {at} is not what was written")
         return sample
 
     def faults(self) -> Iterator[str]:
@@ -200,14 +200,14 @@ class TokenTable:
         try:
             return PartColumns.open(self.folder / part_name(number), self.fingerprint, self.parts[number].rows)
         except ValueError as error:
-            raise self._damaged(number, str(error)) from None
+            raise self._damaged_error(number, str(error)) from None
 
     def _require_size(self, number: int) -> None:
         """Before it is mapped: reading past the end of a mapped file would kill the process."""
         if wrong := _wrong_size(self.folder, number, self.parts[number]):
-            raise self._damaged(number, wrong)
+            raise self._damaged_error(number, wrong)
 
-    def _damaged(self, number: int, got: str) -> ArtifactError:
+    def _damaged_error(self, number: int, got: str) -> ArtifactError:
         name = part_name(number)
         return ArtifactError(str(self.folder / name), got=got, expected="cached tokens as they were written", fix=FIX)
 
@@ -278,18 +278,20 @@ def make_tokens(
     """
     inputs = token_inputs(table)
     task = _Task(request=table.request(), rows=rows.path, files=files, folder=folder, fingerprint=digest(inputs))
-    spans = list(_spans(table.column("text_tokens")))
+    spans = list(_split_rows(table.column("text_tokens")))
     try:
         with alone(lock) as held:
-            changed, listed = _listed(folder, inputs)
+            changed, listed = _read_listing(folder, inputs)
             if changed or listed is None:
                 folder.mkdir(parents=True, exist_ok=True)
                 _remove_others(folder, len(spans), leftovers=held)
                 # From now on the folder says that it is not complete, and what its parts are to be made from.
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
-                kept = {one.number: part for one in spans if (part := _kept(task, one, listed or ())) is not None}
-                written = _written(task, [one for one in spans if one.number not in kept], workers)
-                parts = _reported(kept, written, TokenProgress(rows=0, total=len(table), changed=changed), report)
+                kept = {
+                    one.number: part for one in spans if (part := _finished_part(task, one, listed or ())) is not None
+                }
+                written = _write_missing(task, [one for one in spans if one.number not in kept], workers)
+                parts = _collect_parts(kept, written, TokenProgress(rows=0, total=len(table), changed=changed), report)
                 listing = [asdict(parts[number]) for number in sorted(parts)]
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": listing})
             return TokenTable.load(folder).opened()
@@ -310,7 +312,7 @@ def _not_written(folder: Path, error: OSError) -> ArtifactError:
     )
 
 
-def _listed(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[TokenPart, ...] | None]:
+def _read_listing(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[TokenPart, ...] | None]:
     """Why the tokens of an earlier process cannot be used as they are, and its parts where they are of these inputs."""
     if not (folder / TOKENS).exists():
         return (), None
@@ -326,7 +328,7 @@ def _listed(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tupl
     return tuple(f"{part_name(number)}: {wrong}" for number, wrong in sizes if wrong), parts
 
 
-def _reported(
+def _collect_parts(
     kept: Mapping[int, TokenPart],
     written: Iterator[tuple[int, TokenPart]],
     progress: TokenProgress,
@@ -343,7 +345,7 @@ def _reported(
     return parts
 
 
-def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, TokenPart]]:
+def _write_missing(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, TokenPart]]:
     work = functools.partial(_write_part, task)
     # A stream of records is read forward only: each process would read it from its beginning.
     count = 1 if any(spec.streaming for spec in task.request.specs) else min(workers, len(missing))
@@ -352,7 +354,7 @@ def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[
     return in_processes(count, work, missing, stage="tokenizing", name=str)
 
 
-def _spans(text_tokens: np.ndarray) -> Iterator[_Span]:
+def _split_rows(text_tokens: np.ndarray) -> Iterator[_Span]:
     """Rows cut into parts: the same whatever the number of processes."""
     ends, start, number = np.cumsum(text_tokens, dtype=np.int64), 0, 0
     while start < len(ends):
@@ -375,7 +377,7 @@ def _remove_others(folder: Path, parts: int, *, leftovers: bool) -> None:
         remove_leftovers(folder, (TOKENS,))
 
 
-def _kept(task: _Task, span: _Span, listed: tuple[TokenPart, ...]) -> TokenPart | None:
+def _finished_part(task: _Task, span: _Span, listed: tuple[TokenPart, ...]) -> TokenPart | None:
     """A part that was finished before, from the same inputs, and as it was listed if it was."""
     path = task.folder / part_name(span.number)
     if not path.is_file():
@@ -408,7 +410,7 @@ class _Tools:
                 return [media_header(store, medium) for medium in record.media()]
 
             try:
-                return self._encoder.text_tokens(record, media_read(headers, row.id, row.origin))
+                return self._encoder.text_tokens(record, read_media(headers, row.id, row.origin))
             except RecordError:
                 return None
 

@@ -119,12 +119,12 @@ class FailureWatch:
         distributed = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(group), dist.get_world_size(group)) if distributed else (0, 1)
         mine, lines = (self._new_samples, len(self._new_lines), int(vote)), [self._new_lines]
-        total, found, self._votes = mine if world == 1 else _sum(mine, group)
-        if found and world > 1:  # all ranks know the sum, so all take part
+        total, num_new, self._votes = mine if world == 1 else _sum(mine, group)
+        if num_new and world > 1:  # all ranks know the sum, so all take part
             lines = [[] for _ in range(world)]
             dist.all_gather_object(lines, self._new_lines, group=group)
         self._new_samples, self._new_lines = 0, []
-        new = sorted((line for part in lines for line in part), key=_Line.place) if found else []
+        new = sorted((line for part in lines for line in part), key=_Line.place) if num_new else []
         self._samples += total
         failures = [line.entry for line in new if not line.entry.filtered]
         self._failures += len(failures)

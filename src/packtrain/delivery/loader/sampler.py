@@ -192,10 +192,10 @@ class LoaderPosition:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""
-        found = LoaderState.from_plain(state)
-        self.sampler.schedule.check(found)
+        position = LoaderState.from_plain(state)
+        self.sampler.schedule.check(position)
         self._latest, self.over = None, False
-        self.sampler.seek(found.epoch, found.next_pack)
+        self.sampler.seek(position.epoch, position.next_pack)
 
     def begin(self) -> LoaderProgress:
         """A new iteration; where the last one handed out everything without being asked for its end, it has ended."""

@@ -81,8 +81,8 @@ class Evaluated:
 
     def counts(self, prefix: str) -> dict[str, float]:
         """Under the names that Trainer gives them."""
-        found = {"loss": self.loss, "samples": self.samples, "tokens": self.tokens, "failures": self.failures}
-        return {f"{prefix}_{name}": float(value) for name, value in found.items()}
+        values = {"loss": self.loss, "samples": self.samples, "tokens": self.tokens, "failures": self.failures}
+        return {f"{prefix}_{name}": float(value) for name, value in values.items()}
 
     def metrics(self, prefix: str, seconds: float) -> dict[str, float]:
         """The same, with the time that it took."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.jsonl import BOM, LONGEST, NOT_UTF8, split_lines
-from packtrain.records.formats.source_files import Format, gathered
+from packtrain.records.formats.source_files import Format, in_chunks
 from packtrain.records.shards.decompression import file_blocks
 from packtrain.records.source import Entry, Unit
 from packtrain.records.span import Plain, plain_blocks
@@ -45,7 +45,7 @@ class CommaSeparated(Format):
         """Units of about `block` bytes of rows, each with the names of the columns."""
         rows = self._rows(file_blocks(file))
         columns = self._columns(next(rows, None))
-        for held in gathered(rows, lambda row: len(row.raw), self.block):
+        for held in in_chunks(rows, lambda row: len(row.raw), self.block):
             yield Unit(file=file, first=held[0].line, payload=(columns, held))
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:

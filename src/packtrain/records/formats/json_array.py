@@ -52,8 +52,8 @@ class JsonArray(JsonFormat):
             if key is None:
                 yield from window.elements()
             else:
-                for found in window.object_keys():
-                    if found == key:
+                for name in window.object_keys():
+                    if name == key:
                         yield from window.elements()
                     else:
                         window.skip()
@@ -220,10 +220,10 @@ class _Window:
         self._at += 1
 
     def _unexpected(self, expected: str) -> str:
-        found = self.peek()
-        if not found:
+        char = self.peek()
+        if not char:
             raise self._cut_off()
-        raise RecordError("read", BROKEN_REST, f"{self.place()}: {found!r} instead of {expected}")
+        raise RecordError("read", BROKEN_REST, f"{self.place()}: {char!r} instead of {expected}")
 
     def _cut_off(self) -> RecordError:
         return RecordError("read", CUT_OFF, self.place())

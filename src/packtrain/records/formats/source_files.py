@@ -22,16 +22,16 @@ def hub_snapshots(folder: str) -> list[str]:
     """The snapshots in a folder of the hub's cache, the latest first; none in any other folder."""
     if not all(os.path.isdir(os.path.join(folder, name)) for name in ("blobs", "snapshots")):
         return []
-    found = [entry for entry in os.scandir(os.path.join(folder, "snapshots")) if entry.is_dir()]
-    return [entry.path for entry in sorted(found, key=lambda entry: -entry.stat().st_mtime)]
+    folders = [entry for entry in os.scandir(os.path.join(folder, "snapshots")) if entry.is_dir()]
+    return [entry.path for entry in sorted(folders, key=lambda entry: -entry.stat().st_mtime)]
 
 
 def allowed_places(folder: str) -> tuple[str, ...]:
     """The real folders that a file of this one may lie in, each with a slash at its end."""
     real = os.path.realpath(folder)
     snapshot = _SNAPSHOT.fullmatch(real)
-    found = [real, *([f"{snapshot[1]}/blobs"] if snapshot else [])]
-    return tuple(os.path.join(place, "") for place in found)
+    places = [real, *([f"{snapshot[1]}/blobs"] if snapshot else [])]
+    return tuple(os.path.join(place, "") for place in places)
 
 
 T = TypeVar("T")
@@ -147,11 +147,11 @@ def list_files(path: str, format: str) -> list[str]:
 
 def split_files(spec: SourceSpec) -> list[str]:
     """The files of a source; of a folder with splits, those of the one that is asked for."""
-    names = _named(spec)
+    names = _files_by_name(spec)
     if not _is_folder(spec.path):
         return list(names.values())
-    found = by_split(spec, list(names))
-    chosen = set(found.get(chosen_split(spec, found), ()))
+    by_name = by_split(spec, list(names))
+    chosen = set(by_name.get(chosen_split(spec, by_name), ()))
     return [file for name, file in names.items() if name in chosen]
 
 
@@ -164,15 +164,17 @@ def split_note(spec: SourceSpec) -> str | None:
     """Which split of a folder is read and which are left; None where it has no others."""
     if spec.format == "hf_dataset" or not _is_folder(spec.path):
         return None
-    names = list(_named(spec))
-    found = by_split(spec, names)
-    split = chosen_split(spec, found)
-    others = sorted(f"{other} ({_files(len(found[other]))})" for other in found if other is not None and other != split)
-    if strange := len(names) - sum(map(len, found.values())):
+    names = list(_files_by_name(spec))
+    grouped = by_split(spec, names)
+    split = chosen_split(spec, grouped)
+    others = sorted(
+        f"{other} ({_files(len(grouped[other]))})" for other in grouped if other is not None and other != split
+    )
+    if strange := len(names) - sum(map(len, grouped.values())):
         others.append(f"{_files(strange)} that the README.md does not name")
     if split is None or not others:
         return None
-    return f"{spec.name}: split {split} is read ({_files(len(found[split]))}); left: {', '.join(others)}"
+    return f"{spec.name}: split {split} is read ({_files(len(grouped[split]))}); left: {', '.join(others)}"
 
 
 def _files(count: int) -> str:
@@ -183,7 +185,7 @@ def _is_folder(path: str) -> bool:
     return path.endswith("/") if is_remote(path) else os.path.isdir(path)
 
 
-def _named(spec: SourceSpec) -> dict[str, str]:
+def _files_by_name(spec: SourceSpec) -> dict[str, str]:
     return {shown_name(spec, file): file for file in list_files(spec.path, spec.format)}
 
 
@@ -221,7 +223,7 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
             yield file, None
 
 
-def gathered(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+def in_chunks(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """Lists of items of about `most` bytes; even an empty item takes memory."""
     held: list[T] = []
     total = 0

@@ -89,10 +89,10 @@ class Table(Format):
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         try:
             with self._lock:
-                found = self._rows_at.row(file, plain, at)
-                if found is None:
+                row = self._rows_at.row(file, plain, at)
+                if row is None:
                     raise RecordError("read", CUT_OFF, f"the file no longer has row {at}")
-                return row_entry(origin, at, next(plain_rows(*found)))
+                return row_entry(origin, at, next(plain_rows(*row)))
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise  # the system's fault, not the table's

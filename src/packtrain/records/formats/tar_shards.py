@@ -303,11 +303,11 @@ class TarShards(Format):
         """One entry for each sample. At a fault the sample that it may have hurt becomes the entry that says so."""
         try:
             with open_members(unit.file) as (members, plain):
-                for found in self._samples(members, unit.file if plain else None):
-                    if isinstance(found, _Sample):
-                        yield found.entry(f"{name}:{found.key}")
+                for sample in self._samples(members, unit.file if plain else None):
+                    if isinstance(sample, _Sample):
+                        yield sample.entry(f"{name}:{sample.key}")
                     else:
-                        yield Entry(origin=f"{name}:{found[0]}" if found[0] else name, error=found[1])
+                        yield Entry(origin=f"{name}:{sample[0]}" if sample[0] else name, error=sample[1])
                 if not plain:
                     members.pass_all()
         except RecordError as error:
@@ -315,10 +315,10 @@ class TarShards(Format):
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The sample whose first header begins at a byte; media stay where they are, or are held within bounds."""
-        for found in self._samples(Members(PlacedBytes(plain, at)), plain.path):
-            if isinstance(found, _Sample):
-                return found.entry(origin)
-            raise found[1]
+        for sample in self._samples(Members(PlacedBytes(plain, at)), plain.path):
+            if isinstance(sample, _Sample):
+                return sample.entry(origin)
+            raise sample[1]
         raise RecordError("read", NO_SAMPLE, f"at byte {at}")
 
     def _samples(self, members: Members, archive: str | None) -> Iterator[_Sample | tuple[str, RecordError]]:

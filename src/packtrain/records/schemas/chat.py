@@ -11,7 +11,7 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
 from packtrain.records.schemas.recognise import GROUNDING, INTO_TEXTS, LOSS_FLAGS
 from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, make_ref, read_limits
-from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, read_extras, unfolded
+from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, read_extras, unfold
 from packtrain.records.source import RawRecord
 
 ROLE_ALIASES: Mapping[str, str] = {
@@ -62,7 +62,7 @@ def conversations_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedR
 
 
 def _chat(items: object, pool: MediaPool | None) -> ConvertedRecord:
-    turns, tools = unfolded(as_list(items, "messages"))
+    turns, tools = unfold(as_list(items, "messages"))
     return ConvertedRecord(read_messages(turns, pool), tools=tuple(tools))
 
 

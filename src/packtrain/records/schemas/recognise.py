@@ -188,7 +188,7 @@ def looks_like(value: RawRecord) -> str:
     texts = {name.lower(): place for name in value if isinstance(name, str) and (place := _text_in(name, value[name]))}
     chats = {name.lower(): name for name, item in value.items() if isinstance(item, list) and isinstance(name, str)}
     plain = {name: place for name, place in texts.items() if not place.endswith(".0")}  # columns of a whole table, else
-    found = {
+    places = {
         ours: names[like]
         for ours, alike in _ALIKE.items()
         for names in [{"messages": chats, "answer": texts, "caption": texts}.get(ours, plain)]
@@ -197,15 +197,15 @@ def looks_like(value: RawRecord) -> str:
     if "cls" in texts and not texts.keys() & {"text", "caption"}:
         return f"looks like: --columns {texts['cls']}=text, which trains on the class name as written"
     asked = "options" not in value and "choices" not in value
-    if "messages" in found:
+    if "messages" in places:
         wanted = {"messages": "messages", "system": "system"}
-    elif "question" in found and "answer" in found and asked:
+    elif "question" in places and "answer" in places and asked:
         wanted = {"question": "question", "answer": "answer", "system": "system"}
-        if found.get("input", found["question"]) != found["question"]:
+        if places.get("input", places["question"]) != places["question"]:
             wanted = {"question": "instruction", "input": "input", "answer": "output", "system": "system"}
     else:
         wanted = {"caption": "caption"}
-    pairs = [f"{found[kind]}={ours}" for kind, ours in wanted.items() if found.get(kind, ours) != ours]
+    pairs = [f"{places[kind]}={ours}" for kind, ours in wanted.items() if places.get(kind, ours) != ours]
     return f"looks like: --columns {','.join(pairs)}" if pairs else ""
 
 

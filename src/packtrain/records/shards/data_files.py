@@ -104,7 +104,7 @@ class IndexedGzip:
             else:
                 try:
                     if self._file is None:
-                        self._file = self._imported(ready.path)
+                        self._file = self._import_index(ready.path)
                 finally:
                     cache.release(ready)
                 if self._file is None:
@@ -112,7 +112,7 @@ class IndexedGzip:
         if self._file is None:
             self._build()
 
-    def _imported(self, path: str) -> Any:
+    def _import_index(self, path: str) -> Any:
         """The file with an index that was kept; None where that is not whole: the package would trust its offsets."""
         with open(path, "rb") as kept:
             checksum, index = kept.read(4), kept.read()

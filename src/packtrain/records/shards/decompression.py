@@ -65,8 +65,8 @@ def file_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 def plain_content(stored: Iterable[bytes], kind: Compression, *, zstd_input: int = ZSTD_INPUT) -> Iterator[bytes]:
     """The content of stored bytes in blocks. RecordError at a fault, after the blocks before it."""
-    found = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
-    for piece in found:
+    pieces = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
+    for piece in pieces:
         for start in range(0, len(piece), BLOCK):
             yield piece[start : start + BLOCK] if len(piece) > BLOCK else piece
 
@@ -152,14 +152,14 @@ def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES
     kind = detect_compression(head) if head else "none"
     content = plain_content(itertools.chain([head], chunks), kind, zstd_input=MORE_ZSTD_INPUT)
     try:
-        yield from _gathered(content) if kind == "zstd" else content
+        yield from _merge_blocks(content) if kind == "zstd" else content
     except RecordError as error:
         if error.reason not in SPOILING:
             raise
         raise RecordError("read", error.reason, f"{path}: {error.detail}") from error
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _merge_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The same bytes in blocks: small pieces are put together."""
     held: list[bytes] = []
     size = 0

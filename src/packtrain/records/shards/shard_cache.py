@@ -115,7 +115,7 @@ class ShardCache:
         ready, needed = None, 0
         for _ in waiting(patience, 0.05, 1.0):
             try:
-                ready = self._stored(self._order(file, self._identity(file)))
+                ready = self._get_or_fetch(self._order(file, self._identity(file)))
             except CacheFault as fault:
                 raise DataError("shard cache", got=str(fault), fix="free some space, or use another folder") from fault
             except NoRoom as fault:
@@ -166,7 +166,9 @@ class ShardCache:
 
         Raises NoRoom or CacheFault. The caller releases it.
         """
-        return self._stored(_Order(key=entry_key(file, self._identity(file), kind), file=kind + file, blocks=blocks))
+        return self._get_or_fetch(
+            _Order(key=entry_key(file, self._identity(file), kind), file=kind + file, blocks=blocks)
+        )
 
     def drop(self, file: str, kind: str = "") -> bool:
         """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
@@ -204,7 +206,7 @@ class ShardCache:
         identity = self._identity(file)
         if time.monotonic() >= max(self._rests.get(file, (0.0, 0.0))[0], self._resting[0]):
             try:
-                ready = self._stored(self._order(file, identity))
+                ready = self._get_or_fetch(self._order(file, identity))
                 self._rests.pop(file, None)
                 self._resting = (0.0, 0.0)
                 return CachedHandle(self._folder, ready)
@@ -222,18 +224,18 @@ class ShardCache:
         # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
         return _Order(key=entry_key(file, identity), file=file, blocks=blocks, least=identity.size or 0)
 
-    def _stored(self, order: _Order) -> CachedFile:
+    def _get_or_fetch(self, order: _Order) -> CachedFile:
         """A file in the cache, fetched by us or by another process for whose progress we wait."""
-        seen, since, pause = None, time.monotonic(), 0.005
+        last, since, pause = None, time.monotonic(), 0.005
         while True:
-            found = self._folder.claim(order.key)
-            if isinstance(found, CachedFile):
-                return found
-            if isinstance(found, Writing):
-                return self._fetch(order, found, spare_wanted=False, goes_on=lambda: True)
+            claim = self._folder.claim(order.key)
+            if isinstance(claim, CachedFile):
+                return claim
+            if isinstance(claim, Writing):
+                return self._fetch(order, claim, spare_wanted=False, goes_on=lambda: True)
             now = time.monotonic()
-            if found != seen:
-                seen, since = found, now
+            if claim != last:
+                last, since = claim, now
             elif now - since > self._patience:
                 raise NoRoom(0)
             time.sleep(pause)
@@ -265,9 +267,9 @@ class ShardCache:
             return "no room"
         try:
             identity = self._identity(file)
-            found = self._folder.claim(entry_key(file, identity))
-            if isinstance(found, Writing):
-                found = self._fetch(self._order(file, identity), found, spare_wanted=True, goes_on=goes_on)
+            claim = self._folder.claim(entry_key(file, identity))
+            if isinstance(claim, Writing):
+                claim = self._fetch(self._order(file, identity), claim, spare_wanted=True, goes_on=goes_on)
         except NoRoom as fault:
             return "settled" if fault.needed > self._folder.budget else "no room"
         except CacheFault as fault:
@@ -275,9 +277,9 @@ class ShardCache:
             return "no room"
         except (OSError, RecordError, PacktrainError):
             return "settled"
-        if not isinstance(found, CachedFile):
+        if not isinstance(claim, CachedFile):
             return "busy"
-        self._folder.close(found.fd)
+        self._folder.close(claim.fd)
         return "settled"
 
     def _notice(self, fault: CacheFault) -> None:
