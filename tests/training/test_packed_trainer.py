@@ -35,7 +35,7 @@ from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.preparation import ready_model
 from packtrain.predicting.values import TrainingSetup
-from packtrain.training.loss import Evaluated, kept_random_state
+from packtrain.training.loss import Evaluated, preserve_random_state
 from packtrain.training.meter import Meter, StepMeter
 from packtrain.training.optimizers import parameter_groups
 from packtrain.training.step_settings import StepSettings
@@ -99,7 +99,7 @@ def test_nor_with_pictures(tmp_path: Path, layout: str) -> None:
 
 
 def test_a_wrong_number_of_tokens_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.training.loss.weight_of", lambda info: float(info.tokens))
+    monkeypatch.setattr("packtrain.training.loss.batch_weight", lambda info: float(info.tokens))
     found = first_gradients(tmp_path, "llama", StepSettings(), **LAYOUTS["packed in many"])
     assert difference(found, alone("llama")) > 100 * TOLERANCE
 
@@ -357,13 +357,13 @@ def test_evaluating_does_not_change_the_run(tmp_path: Path) -> None:
 
 def test_a_model_that_draws_while_it_is_evaluated_changes_nothing() -> None:
     torch.manual_seed(0)
-    with kept_random_state():
+    with preserve_random_state():
         torch.rand(5)
     assert torch.equal(torch.rand(3), torch.manual_seed(0) and torch.rand(3))
 
 
 def test_data_without_loss_is_refused_and_not_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.training.loss.weight_of", lambda info: 0.0)
+    monkeypatch.setattr("packtrain.training.loss.batch_weight", lambda info: 0.0)
     trainer = trainer_of(dataset(), tmp_path, parts={"eval_dataset": held_out()})
     with pytest.raises(DataError, match="without a supervised token"):
         trainer.evaluate()

@@ -107,7 +107,7 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
     for config in (run.data, run.evaluation):
         if config is not None:
             root = Path(str(config.cache_dir))
-            entries = _entries_of(config, root)
+            entries = _config_entries(config, root)
             clear_cache(entries, root)
             removed += entries
     if not removed:
@@ -116,7 +116,7 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
     return (f"--clear-cache: {counted(len(removed), 'entry', 'entries')} of this config removed, {size:,} bytes",)
 
 
-def _entries_of(config: DatasetConfig, root: Path) -> list[Cached]:
+def _config_entries(config: DatasetConfig, root: Path) -> list[Cached]:
     """Its cost table with rows and tokens, its plans of this mode, whatever their length; the other mode's stay."""
     name = digest(config.measured_by())
     folder, tokens = (cache_folder(root, kind, name, dataset=config.dataset_path) for kind in ("measure", "tokens"))

@@ -208,7 +208,7 @@ def calibrate(
     )
     _save(known, files)  # minutes of a GPU, even if the fit fails
     return replace(
-        _fitted(known, place.gpu, files),
+        _fit_and_save(known, place.gpu, files),
         trials=names,
         skipped=tuple(name for name in names if name not in done),
         seconds=time.monotonic() - begun,
@@ -219,10 +219,10 @@ def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutc
     """Fit again to the measurements of a stored file, of any machine, and keep the result here."""
     known = read_calibration(Path(path))
     gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
-    return _fitted(known, gpu, _files(gpu, out))
+    return _fit_and_save(known, gpu, _files(gpu, out))
 
 
-def _fitted(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
+def _fit_and_save(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
     calibration = replace(known, fits=fit(known.measurements, gpu))
     _save(calibration, files)
     return CalibrationOutcome(
@@ -276,14 +276,14 @@ def _measure(
 ) -> tuple[Measurement, ...]:
     from packtrain.training.trial import measure_trial
 
-    found = []
+    measurements = []
     for number, trial in enumerate(trials):
         if time.monotonic() > until:
             break
         progress(number, len(trials), trial.name)
-        found.append(measure_trial(trial, place.torch_device))
-    progress(len(found), len(trials), "fitting")
-    return tuple(found)
+        measurements.append(measure_trial(trial, place.torch_device))
+    progress(len(measurements), len(trials), "fitting")
+    return tuple(measurements)
 
 
 def _earlier(place: _Place, *, by_name: bool, now: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -321,16 +321,16 @@ def calibration_trials(
     `model` stands in for the main shape. On a CPU (its name is the data sheet's) all shapes are small ones, in fp32.
     """
     own = model_config(model) if model is not None else None
-    found: list[Trial] = []
+    trials: list[Trial] = []
     for mode in ("eager", "compiled") if modes == "both" else (modes,):
         rows = [(row, False) for row in _FITTED[mode][: _QUICK["fitted"] if quick else None]]
         rows += [(row, True) for row in (_HELD_OUT[mode][: _QUICK["held_out"] if quick else None] if held_out else ())]
         for row, out in rows:
             trial = _trial(row, gpu, mode == "compiled", out, own if row[0] == MAIN else None, model)
             # Settings that were made shorter may have become the same.
-            if trial is not None and trial.name not in {other.name for other in found}:
-                found.append(trial)
-    return tuple(found)
+            if trial is not None and trial.name not in {other.name for other in trials}:
+                trials.append(trial)
+    return tuple(trials)
 
 
 def model_config(name: str) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.measure import measure_outcome, request_of, tokenized_request
+from packtrain.app.measure import make_request, measure_outcome, tokenized_request
 from packtrain.app.pack import pack_outcome
 from packtrain.app.reuse import cache_folder
 from packtrain.config.dataset_config import DatasetConfig
@@ -119,7 +119,7 @@ class _PackDataset:
         with alone(root / "locks" / f"{digest(config.measured_by())}.lock"):
             table = measure_outcome(config, streaming=None if self._streams else False, progress=progress).table
             if config.plan is not None:
-                plan = _given_plan(config, table)
+                plan = _load_given_plan(config, table)
             else:
                 plan = pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
             encoder = SampleEncoder(table.request(), measured_settings=table.summary.settings)
@@ -364,7 +364,7 @@ class MultiModalIterableDataset(_PackDataset):
         from packtrain.delivery.encode.encode import SampleEncoder
         from packtrain.delivery.online_source import OnlineSource
 
-        request = tokenized_request(request_of(self.config, streaming=None))
+        request = tokenized_request(make_request(self.config, streaming=None))
         parts = [spec.name for spec in request.specs if (spec.repeats, spec.weight, spec.max_samples) != (None,) * 3]
         if parts:
             raise ConfigError(
@@ -393,10 +393,10 @@ def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: i
         packs = plan.epoch(epoch)
         mixed = (packs.load("longest") > limit) & (packs.load("samples") * rows_per_batch > 1)
         if mixed.any():
-            found = (
+            lengths = (
                 f"{int(mixed.sum())} packs of epoch {epoch} with a sample of up to {packs.load('longest').max()} tokens"
             )
-            raise too_long_together(f"{found} beside others", int(limit or 0))
+            raise too_long_together(f"{lengths} beside others", int(limit or 0))
 
 
 def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
@@ -423,7 +423,7 @@ def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
     return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
 
 
-def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
+def _load_given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """The plan of data.plan; it decides how to pack, so data and settings must not contradict it."""
     plan = PackPlan.load(str(config.plan)).at_table(table)
     problems = differences(plan.summary.inputs, plan_inputs(table))

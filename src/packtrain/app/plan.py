@@ -24,7 +24,7 @@ from packtrain.config.setup import (
     unknown_limits,
     without_limits,
 )
-from packtrain.config.steps import in_packs, said_samples, step_size
+from packtrain.config.steps import configured_samples, in_packs, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
@@ -104,7 +104,7 @@ def plan(
     name, folder, shape = _model(measured, model or run.model.model_name_or_path)
     run, foreign = own_limits(run, read_settings(folder))
     table, relimited = _under_limits(measured, run)
-    table, filtered = _filtered(table, run)
+    table, filtered = _filter_samples(table, run)
     run, warning = _for_family(run, table, folder, shape)
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus, configured=config is not None)
@@ -206,7 +206,7 @@ def _secrets_note(run: RunConfig) -> tuple[str, ...]:
     )
 
 
-def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
+def _filter_samples(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's filters, where it was measured without them."""
     measured = table.user_config.get("data", {})
     given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
@@ -285,46 +285,46 @@ def _baseline(
     run: RunConfig, table: CostTable, gpus: int, *, configured: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The settings of the padded run to compare with, and notes on how they were read."""
-    found = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
-    found["compiled"] = compiles(run, packing=False)
-    found["today"] = configured and not run.packs
+    settings = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
+    settings["compiled"] = compiles(run, packing=False)
+    settings["today"] = configured and not run.packs
     if run.training.attn_implementation is not None:
-        found["attention"] = ATTENTION.get(run.training.attn_implementation, run.training.attn_implementation)
+        settings["attention"] = ATTENTION.get(run.training.attn_implementation, run.training.attn_implementation)
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
-        value = found.get(name)
+        value = settings.get(name)
         if isinstance(value, float) and value < 1:  # a share of all steps
-            found.pop(name)
+            settings.pop(name)
             if name == "warmup_steps":
-                found["warmup_ratio"] = value
+                settings["warmup_ratio"] = value
             else:
                 shares.append(f"{name} {value:g} is a share of all steps; the study recommends whole steps")
         elif isinstance(value, float):
-            found[name] = round(value)
-    if isinstance(found.get("epochs"), float):
-        found["epochs"] = max(1, round(found["epochs"]))
-    found, counted = _in_samples(found, run, table, gpus)
-    return found, (*shares, *counted)
+            settings[name] = round(value)
+    if isinstance(settings.get("epochs"), float):
+        settings["epochs"] = max(1, round(settings["epochs"]))
+    settings, counted = _in_samples(settings, run, table, gpus)
+    return settings, (*shares, *counted)
 
 
 def _in_samples(
-    found: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
+    settings: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The samples of a step, as in `train`, where the config has a step size."""
     counts_packs = in_packs(run)
-    if not counts_packs and said_samples(run, gpus) is None:
-        return found, ()
+    if not counts_packs and configured_samples(run, gpus) is None:
+        return settings, ()
     size, rows, _ = step_size(run, gpus)
-    found = {name: value for name, value in found.items() if name not in _STEP_SIZES}
+    settings = {name: value for name, value in settings.items() if name not in _STEP_SIZES}
     if size.samples is not None:
         of_batch = {} if run.packs or run.data.pad_packs else {"per_device_batch_size": rows}
-        return {**found, **of_batch, "effective_batch_size": size.samples}, ()
+        return {**settings, **of_batch, "effective_batch_size": size.samples}, ()
     if run.data.packing_length is None:
-        return found, ()
+        return settings, ()
     packs = size.packs_for(1.0, gpus)
     samples = max(1, round(packs * _samples_per_pack(run.data, table)))
     note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
-    return {**found, "effective_batch_size": samples}, (note,)
+    return {**settings, "effective_batch_size": samples}, (note,)
 
 
 def _samples_per_pack(given: DataSection, table: CostTable) -> float:

@@ -38,9 +38,9 @@ def run(app: typer.Typer) -> None:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except OSError as error:  # a folder that cannot be written
-        said = error if isinstance(error, DiskFull) else system_error(error)
-        errors.print(f"[bold red]error:[/] {escape(str(said))}")
-        sys.exit(said.exit_code if isinstance(said, PacktrainError) else 1)
+        shown_error = error if isinstance(error, DiskFull) else system_error(error)
+        errors.print(f"[bold red]error:[/] {escape(str(shown_error))}")
+        sys.exit(shown_error.exit_code if isinstance(shown_error, PacktrainError) else 1)
     except ImportError as error:
         errors.print(f"[bold red]error:[/] {escape(str(missing_package_error(error)))}")
         sys.exit(1)

@@ -60,8 +60,8 @@ def init(
     write_new(file, text)
     output.print(f"Wrote [bold]{escape(str(file))}[/].")
     if public(data) != data:
-        said = "credentials in the URL are not written: pass data.dataset_path=URL to train"
-        output.print(f"note: {said}")
+        note = "credentials in the URL are not written: pass data.dataset_path=URL to train"
+        output.print(f"note: {note}")
     output.print(f"next: packtrain train {escape(str(file))} --dry-run")
 
 
@@ -82,16 +82,16 @@ def sample_config(given: Mapping[str, object]) -> str:
 
 def _setting(name: str, one: Key, given: Mapping[str, object]) -> Iterator[str]:
     default = f"Default: {one.shown}." if one.shown else ""
-    said = " ".join(filter(None, (one.help, default)))
+    comment = " ".join(filter(None, (one.help, default)))
     yield ""
-    yield from textwrap.wrap(said, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
+    yield from textwrap.wrap(comment, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
     if name in given:
-        yield f"  {name}: {_written(given[name])}"
+        yield f"  {name}: {_yaml_value(given[name])}"
     else:
-        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_written(one.default)}")
+        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_yaml_value(one.default)}")
 
 
-def _written(value: Any) -> str:
+def _yaml_value(value: Any) -> str:
     return (
         yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
     )

@@ -53,17 +53,17 @@ def _meant(error: Any) -> list[str]:
         return here[:1]
     if "config" not in {one.name for one in parameters} or key not in HOMES:
         return []
-    return [f"{HOMES[key]}.{key}={_value_of(error.option_name)}, without dashes"]
+    return [f"{HOMES[key]}.{key}={_option_value(error.option_name)}, without dashes"]
 
 
-def _value_of(option: str) -> str:
+def _option_value(option: str) -> str:
     """The value given to an option."""
-    said = sys.argv[1:]
-    for at, one in enumerate(said):
+    arguments = sys.argv[1:]
+    for at, one in enumerate(arguments):
         if one.startswith(option + "="):
             return one.partition("=")[2]
-        if one == option and at + 1 < len(said) and not said[at + 1].startswith("--"):
-            return said[at + 1]
+        if one == option and at + 1 < len(arguments) and not arguments[at + 1].startswith("--"):
+            return arguments[at + 1]
     return "VALUE"
 
 

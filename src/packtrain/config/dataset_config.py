@@ -73,8 +73,8 @@ class DatasetConfig(DatasetSection):
     said: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        said = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.said or ()))
-        return f"{type(self).__name__}({', '.join(said)})"
+        settings = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.said or ()))
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def __post_init__(self) -> None:
         if self.said is None:
@@ -140,10 +140,10 @@ class DatasetConfig(DatasetSection):
         seed = self.seed if self.object_ordering == "random" else 0
         given = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
         given |= {"formatting_func": from_anywhere(self.formatting_func)} if self.formatting_func is not None else {}
-        found = SchemaOptions(**given)
+        options = SchemaOptions(**given)
         if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting_func is None:
-            return replace(found, schema="text")
-        return found
+            return replace(options, schema="text")
+        return options
 
     def own_template(self) -> str | None:
         """The text of the user's own chat template."""
@@ -176,13 +176,13 @@ class DatasetConfig(DatasetSection):
 
     def measured_by(self) -> dict[str, object]:
         """The settings that costs follow from."""
-        found = {
+        settings = {
             "model": known_as(absolute(self.model_name)),
             **self.given("plugins", *(name for name, one in self.known().items() if one.costs)),
             "seed": self.measured_seed,
         }
         function = self.formatting_func
-        return found | ({"formatting_func": without_folder(function)} if function is not None else {})
+        return settings | ({"formatting_func": without_folder(function)} if function is not None else {})
 
     def user_config(self) -> dict[str, dict[str, object]]:
         """What was said about the data, as sections of a config: what is not the default."""
@@ -221,9 +221,9 @@ def _take_model(config: DatasetConfig) -> Iterator[str]:
     named = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
     if not named and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
         named = [given[PROCESSOR_CLASS]]
-    found = {str(name) for name in (config.model, *named) if name}
-    if len(found) > 1:
-        yield f"model: {' and '.join(sorted(found))} differ"
+    models = {str(name) for name in (config.model, *named) if name}
+    if len(models) > 1:
+        yield f"model: {' and '.join(sorted(models))} differ"
     elif named and config.model is None:
         object.__setattr__(config, "model", str(named[0]))
     limits = {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
@@ -239,7 +239,7 @@ def _plugins(config: DatasetConfig) -> Iterator[str]:
     yield from _refusals(load_plugins, {"modules": config.plugins or ()})
 
 
-def _padded(config: DatasetConfig) -> Iterator[str]:
+def _padding_problems(config: DatasetConfig) -> Iterator[str]:
     """Settings of padded batches that contradict others."""
     rows = config.rows_per_batch
     if rows > 1 and config.packing:
@@ -287,12 +287,12 @@ def _online(config: DatasetConfig) -> Iterator[str]:
     if not config.packing:
         yield "packing: false with online: true. Streams are packed: measure the data first, or leave packing out"
     usual = DatasetConfig.known()
-    found = [name for name in config.needing("measuring") if getattr(config, name) not in (None, usual[name].default)]
+    needing = [name for name in config.needing("measuring") if getattr(config, name) not in (None, usual[name].default)]
     if config.overlong in ("truncate", "split"):
-        found.append("overlong")
+        needing.append("overlong")
     if config.shuffle and "shuffle" in (config.said or ()):
-        found.append("shuffle")
-    for name in found:
+        needing.append("shuffle")
+    for name in needing:
         value = getattr(config, name)
         yield f"{name}: {value} with online: true. It needs all samples in advance: leave it or online out"
 
@@ -306,8 +306,8 @@ def _refusals(make: Callable[..., object], settings: Raw) -> Iterator[str]:
     try:
         make(**settings)
     except ConfigError as error:
-        found = f"{error.where}: {error.got}" + (f" instead of {error.expected}" if error.expected else "")
-        yield ". ".join(filter(None, (found, error.fix)))
+        problem = f"{error.where}: {error.got}" + (f" instead of {error.expected}" if error.expected else "")
+        yield ". ".join(filter(None, (problem, error.fix)))
 
 
-_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padded, _online, _records)
+_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padding_problems, _online, _records)

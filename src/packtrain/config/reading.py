@@ -21,7 +21,7 @@ from packtrain.config.sections import (
     key_hint,
     names_model,
 )
-from packtrain.config.systems import marks_of, systems_of
+from packtrain.config.systems import detect_systems, system_marks
 from packtrain.config.theirs import OF_SYSTEM, THEIRS
 from packtrain.core.errors import ConfigError
 
@@ -65,7 +65,7 @@ class Reading:
     def file(self, written: Written) -> dict[str, dict[str, object]]:
         """One file, over what it extends; what it says itself."""
         one = _File(written=written, reading=self)
-        self.marks += marks_of(written.content)
+        self.marks += system_marks(written.content)
         for key, value in written.content.items():
             section = SECTION_ALIASES.get(str(key), str(key))
             if key == "extends":
@@ -146,7 +146,7 @@ class _File:
 
     def theirs(self, section: str | None, key: str, name: str) -> Meant | None:
         """What another system means by a key, where that is not what we mean."""
-        for system in systems_of(marks_of(self.written.content), sure=True):
+        for system in detect_systems(system_marks(self.written.content), sure=True):
             if key in OF_SYSTEM.get(system, {}):
                 return OF_SYSTEM[system][key]
         return THEIRS.get(name)
@@ -265,7 +265,7 @@ class _File:
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
     def _unknown(self, section: str | None, key: str, value: Any, at: str) -> None:
-        if value is None and systems_of(self.reading.marks):
+        if value is None and detect_systems(self.reading.marks):
             self.reading.unused[brief_name(at)] = "it has no value"
             return
         known = SECTIONS[section].known() if section else KEYS

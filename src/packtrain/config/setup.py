@@ -14,7 +14,7 @@ from typing import Any
 from packtrain.config.keys import Raw
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import ModelSection
-from packtrain.config.systems import systems_of
+from packtrain.config.systems import detect_systems
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
@@ -57,11 +57,11 @@ _MEANS = {"vit_img_size": "the side of a tile", "mp_image_token_length": "the to
 def model_settings(config: RunConfig) -> ModelSettings:
     """Which model, and which parts are trained. A part with its own rate is trained, rate 0 freezes it."""
     model, training = config.model, config.training
-    found = model.given(*_MODEL)
+    settings = model.given(*_MODEL)
     for part, rate in (("train_vision", "vit_lr"), ("train_projector", "aligner_lr"), ("train_language", "")):
         given = getattr(training, rate) if rate else 0.0 if training.learning_rate == 0 else None
-        if given is not None and part not in found:
-            found[part] = given > 0
+        if given is not None and part not in settings:
+            settings[part] = given > 0
     dtype = model.dtype or "auto"
     if dtype == "auto" and training.fp16:
         dtype = "fp32"  # what loss scaling is for
@@ -71,20 +71,20 @@ def model_settings(config: RunConfig) -> ModelSettings:
         lora_target_modules=_targets(model.lora_target_modules),
         dtype=_DTYPES.get(dtype, dtype),  # type: ignore[arg-type]
         attn_implementation=training.attn_implementation or "auto",
-        **found,
+        **settings,
     )
 
 
 def step_settings(config: RunConfig) -> StepSettings:
     """How a step is computed, without the rates of frozen parts."""
     training, model = config.training, model_settings(config)
-    found = training.given(*_STEP)
+    settings = training.given(*_STEP)
     for rate, trained in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
         if not trained:
-            found.pop(rate, None)
-    if "save_delay_steps" in found:
-        found["save_delay_steps"] = int(found["save_delay_steps"])
-    return StepSettings(**found)
+            settings.pop(rate, None)
+    if "save_delay_steps" in settings:
+        settings["save_delay_steps"] = int(settings["save_delay_steps"])
+    return StepSettings(**settings)
 
 
 def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) -> TrainingSetup:
@@ -105,7 +105,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
             "training.attn_implementation", got=model.attn_implementation, expected=", ".join(kernels), fix=fix
         )
     checkpointing = checkpoints(config)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "method": model.method,
         "lora_rank": model.lora_rank,
         "train_vision": model.trains_vision,
@@ -123,7 +123,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
         "attention": ATTENTION.get(model.attn_implementation, model.attn_implementation),
         "compiled": bool(step.compile),
     }
-    return TrainingSetup(**{**found, **wanted})
+    return TrainingSetup(**{**values, **wanted})
 
 
 def compiles(config: RunConfig, *, packing: bool) -> bool:
@@ -241,20 +241,20 @@ def _tile(name: str) -> dict[str, object]:
     """What a model's own files say about its tiles."""
     settings = read_settings(str(resolve(name, cache_dir() / "models")))
     side = settings.image.get("max_image_size")
-    found = {
+    sizes = {
         "vit_img_size": side.get("longest_edge") if isinstance(side, Mapping) else settings.config.get("vit_img_size"),
         "mp_image_token_length": settings.processor.get("image_seq_len", settings.config.get("mp_image_token_length")),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in sizes.items() if value is not None}
 
 
 def own_limits(config: RunConfig, settings: ProcessorSettings) -> tuple[RunConfig, tuple[str, ...]]:
     """Configs of other systems have one set of limits for every model: without those that this one has not."""
-    gone = unknown_limits(config, settings) if systems_of(config.written_as) else {}
+    gone = unknown_limits(config, settings) if detect_systems(config.written_as) else {}
     if not gone:
         return config, ()
-    said = ", ".join(f"{name} {value}" for name, value in gone.items())
-    return without_limits(config, gone), (f"{settings.model_type} has no such media limit, ignored: {said}",)
+    ignored = ", ".join(f"{name} {value}" for name, value in gone.items())
+    return without_limits(config, gone), (f"{settings.model_type} has no such media limit, ignored: {ignored}",)
 
 
 def unknown_limits(config: RunConfig, settings: ProcessorSettings) -> dict[str, float]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from packtrain.config.run_config import RunConfig
-from packtrain.config.systems import BATCHES_OF_PACKS, systems_of
+from packtrain.config.systems import BATCHES_OF_PACKS, detect_systems
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.planning.sweep import KEPT, StepShape, step_shape
 
@@ -141,10 +141,10 @@ def run_length(config: RunConfig) -> RunLength:
 def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
     packs = config.packs or config.data.pad_packs
-    return _packed(config, world) if packs else _padded(config, world)
+    return _packed_step(config, world) if packs else _padded_step(config, world)
 
 
-def said_samples(config: RunConfig, world: int) -> int | None:
+def configured_samples(config: RunConfig, world: int) -> int | None:
     """Samples of a step as the config says them, in one way or the other, packed or not."""
     training = config.training
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
@@ -169,10 +169,10 @@ def counted_in_packs_by(config: RunConfig) -> str:
     training = config.training
     if not config.packs or training.effective_batch_size is not None or in_packs(config):
         return ""
-    return next((name for name in systems_of(config.written_as) if name in BATCHES_OF_PACKS), "")
+    return next((name for name in detect_systems(config.written_as) if name in BATCHES_OF_PACKS), "")
 
 
-def said_packs(config: RunConfig, world: int) -> int:
+def _configured_packs(config: RunConfig, world: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
     packs, wanted = training.packs_per_step, training.effective_batch_size
@@ -185,25 +185,25 @@ def said_packs(config: RunConfig, world: int) -> int:
     return packs or wanted or (rows or 1) * (passes or 1) * world
 
 
-def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     if in_packs(config):
-        return StepSize(packs=said_packs(config, world), samples=None), 1, ()
-    samples, training = said_samples(config, world), config.training
+        return StepSize(packs=_configured_packs(config, world), samples=None), 1, ()
+    samples, training = configured_samples(config, world), config.training
     if samples is None:
         note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
         return StepSize(packs=world, samples=None), 1, (note,)
     if counted_in_packs_by(config):
         return StepSize(packs=None, samples=samples), 1, ()  # a warning says it
-    said = f"effective_batch_size {samples}"
+    settings = f"effective_batch_size {samples}"
     if training.effective_batch_size is None:
         rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1
         by = "" if world == 1 else f" x {world} processes"
-        said = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
-    note = f"{said} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
+        settings = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
+    note = f"{settings} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
     return StepSize(packs=None, samples=samples), 1, (note,)
 
 
-def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _padded_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
     if in_packs(config):
         raise ConfigError(
@@ -212,7 +212,7 @@ def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
             expected="effective_batch_size, which counts samples, packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
-    samples, passes = said_samples(config, world), training.gradient_accumulation_steps
+    samples, passes = configured_samples(config, world), training.gradient_accumulation_steps
     rows = training.per_device_train_batch_size or ROWS
     if samples is None:
         samples = rows * world

@@ -100,7 +100,7 @@ OTHERWISE: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def marks_of(content: Mapping[Any, Any]) -> list[str]:
+def system_marks(content: Mapping[Any, Any]) -> list[str]:
     """Names of sections and of keys without a section by which a system is known."""
     return [
         str(key)
@@ -109,7 +109,7 @@ def marks_of(content: Mapping[Any, Any]) -> list[str]:
     ]
 
 
-def systems_of(marks: Iterable[str], *, sure: bool = False) -> list[str]:
+def detect_systems(marks: Iterable[str], *, sure: bool = False) -> list[str]:
     """The systems that have these names; TRL's are those of many. `sure`: by names that only they have."""
-    found = list(dict.fromkeys(SYSTEMS[name] for name in marks if name in SYSTEMS and not (sure and name in _COMMON)))
-    return [name for name in found if name != "TRL"] if len(found) > 1 else found
+    systems = list(dict.fromkeys(SYSTEMS[name] for name in marks if name in SYSTEMS and not (sure and name in _COMMON)))
+    return [name for name in systems if name != "TRL"] if len(systems) > 1 else systems

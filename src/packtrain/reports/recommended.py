@@ -42,16 +42,16 @@ def _remarks(
 ) -> dict[tuple[str, ...], str]:
     """The comment above a line: the old value of a changed one, and the reason."""
     why = {reason.parameter: reason.reason for reason in reasons}
-    found: dict[tuple[str, ...], str] = {}
+    remarks: dict[tuple[str, ...], str] = {}
     for section, values in config.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             had = base.get(section, {}).get(key)
             reason = why.get(f"{section}.{key}") or why.get(key, "")
             if had is None and reason:
-                found[section, str(key)] = reason
+                remarks[section, str(key)] = reason
             elif had is not None and had != value:
-                found[section, str(key)] = f"was {_scalar(had)}" + (f": {reason}" if reason else "")
-    return found
+                remarks[section, str(key)] = f"was {_scalar(had)}" + (f": {reason}" if reason else "")
+    return remarks
 
 
 def _entry(key: Any, value: Any, path: tuple[str, ...], remarks: Mapping[tuple[str, ...], str]) -> list[str]:

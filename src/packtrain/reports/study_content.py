@@ -45,8 +45,8 @@ def study_content(study: Study) -> Content:
         "about": study_about(study),
         "headline": _headline(study, chosen),
         "dataset": {**json_value(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
-        "padded": [{**json_value(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
-        "simulations": [{**json_value(one), **_simulated(one, study.epochs)} for one in study.simulations],
+        "padded": [{**json_value(run), **_padded_values(run, study.padded[0], study.epochs)} for run in study.padded],
+        "simulations": [{**json_value(one), **_simulation_values(one, study.epochs)} for one in study.simulations],
         "recommendation": json_value(study.recommendation),
         "memory": _memory(study),
         "balance": json_value(study.balance),
@@ -158,7 +158,7 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
     }
 
 
-def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
+def _padded_values(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     """Speeds and sizes of a padded run, as a packed one has them."""
     known = run.seconds > 0
     return {
@@ -169,7 +169,7 @@ def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     }
 
 
-def _simulated(one: Simulation, epochs: int) -> Content:
+def _simulation_values(one: Simulation, epochs: int) -> Content:
     capacity = one.packs * one.packing_length
     real = round(one.fill * capacity)
     return {
@@ -184,11 +184,11 @@ def _simulated(one: Simulation, epochs: int) -> Content:
 def _memory(study: Study) -> Content:
     report = study.memory
     estimate, size = report.estimate, report.gpu_bytes
-    found: Content = json_value(report)
-    for one, other in zip(found["beside"], report.beside, strict=True):
+    content: Content = json_value(report)
+    for one, other in zip(content["beside"], report.beside, strict=True):
         one["estimate"]["total"] = other.estimate.total
-    found["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
-    found["estimate"] |= {
+    content["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
+    content["estimate"] |= {
         "total": estimate.total,
         "states": estimate.states,
         "activations": estimate.activations,
@@ -198,12 +198,12 @@ def _memory(study: Study) -> Content:
         "share": json_value(estimate.total / size) if size else None,
     }
     host = report.host
-    found["host"] = {
+    content["host"] = {
         "memory": {"total": host.memory_bytes, "parts": json_value((*host.memory, *host.shared_memory))},
         "shared_memory": {"total": host.shared_memory_bytes, "parts": json_value(host.shared_memory)},
         "disk": {"total": host.disk_bytes, "parts": json_value(host.disk)},
     }
-    return found
+    return content
 
 
 def _short(group: Content) -> Content:
@@ -233,12 +233,12 @@ def _rest(groups: list[Content]) -> Content:
 def most_frequent(ledger: Mapping[str, int]) -> dict[str, int]:
     """The most frequent reasons; the others under one name, so that the sum stays."""
     ordered = sorted(ledger.items(), key=lambda item: (-item[1], item[0]))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for reason, number in ordered[:SHOWN_REASONS]:
-        found[shown(reason, 120)] += number
+        counts[shown(reason, 120)] += number
     if rest := ordered[SHOWN_REASONS:]:
-        found[f"{len(rest):,} other reasons"] = sum(number for _, number in rest)
-    return dict(found)
+        counts[f"{len(rest):,} other reasons"] = sum(number for _, number in rest)
+    return dict(counts)
 
 
 # ---- which numbers are shown side by side, and under which words: on the page, in Markdown and in figures

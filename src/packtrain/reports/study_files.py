@@ -116,10 +116,10 @@ def _refuse_others(out: Path) -> None:
     if not out.is_dir():
         return
     left = leftovers(out, "study")
-    found = [
+    others = [
         path for path in sorted(out.rglob("*")) if not path.is_dir() and not any(one in path.parents for one in left)
     ]
-    names = [path.relative_to(out).as_posix() for path in found]
+    names = [path.relative_to(out).as_posix() for path in others]
     foreign = [name for name in names if name not in FILES]
     if not foreign and names:
         foreign = [] if _is_study(out, names) else names

@@ -142,13 +142,13 @@ def _read(
 
 
 def _files(folder: Path) -> _FileStates:
-    found: _FileStates = {}
+    states: _FileStates = {}
     for at, _, names in os.walk(folder):
         for name in names:
             path = Path(at) / name
             state = path.lstat()
-            found[path.relative_to(folder).as_posix()] = state.st_size, state.st_ino, state.st_mtime_ns
-    return found
+            states[path.relative_to(folder).as_posix()] = state.st_size, state.st_ino, state.st_mtime_ns
+    return states
 
 
 def _share(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:

@@ -186,9 +186,9 @@ class RunWatch(TrainerCallback):
         self._state: TrainerState | None = None
         self._saved = 0  # step of the newest checkpoint
 
-    def on_packing_check(self, verdict: CheckReport) -> None:
+    def on_packing_check(self, report: CheckReport) -> None:
         """The check before the first step has passed."""
-        for line in verdict.summary_lines():
+        for line in report.summary_lines():
             self._progress.note(f"packing check: {line}")
 
     def on_step(self, metrics: StepMetrics) -> None:
@@ -224,7 +224,7 @@ class RunWatch(TrainerCallback):
         if metrics is None or "eval_loss" not in metrics:
             return
         self.eval_loss = metrics["eval_loss"]
-        found = EvalMetrics(
+        evaluation = EvalMetrics(
             step=state.global_step,
             epoch=float(state.epoch or 0.0),
             eval_loss=metrics["eval_loss"],
@@ -232,9 +232,9 @@ class RunWatch(TrainerCallback):
             seconds=metrics.get("eval_runtime"),
             eval_failures=int(metrics.get("eval_failures", 0)),
         )
-        self._log.evaluation(found)
-        self._progress.evaluated(found)
-        self._warn(self._monitors.observe_eval(found))
+        self._log.evaluation(evaluation)
+        self._progress.evaluated(evaluation)
+        self._warn(self._monitors.observe_eval(evaluation))
         self._keep()
 
     def before_saving(self) -> None:
@@ -258,8 +258,8 @@ class RunWatch(TrainerCallback):
             self._monitors.load_state_dict(saved)
         except Exception as error:
             self._monitors = Monitors(self._limits)
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {said}")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {reason}")
         self._monitors.restarted()
 
     def _keep(self) -> None:

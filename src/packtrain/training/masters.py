@@ -177,7 +177,7 @@ class MasterWeights(Optimizer):
         if len(now) == len(self._masters) and all(weight in self._masters for weight in now):
             return
         known = self._masters
-        self._masters = {weight: known[weight] if weight in known else _master_of(weight) for weight in now}
+        self._masters = {weight: known[weight] if weight in known else _make_master(weight) for weight in now}
 
     def _show(self) -> None:
         """What the wrapped optimizer keeps, in the state of the parameters; optimizers may replace it at every step."""
@@ -216,7 +216,7 @@ class MasterWeights(Optimizer):
             return
         names, missing = _in_groups(state_dict["param_groups"]), 0
         for name, weight in zip(names, _in_groups(self.param_groups), strict=True):
-            self._masters[weight] = _restored_master(weight, saved.get(name))
+            self._masters[weight] = _restore_master(weight, saved.get(name))
             missing += weight.dtype in HALF and name in kept and name not in saved
         groups = [self._options(group, [self._masters[one] for one in group["params"]]) for group in self.param_groups]
         self._inner.param_groups = groups
@@ -246,14 +246,14 @@ def masters_of(optimizer: Any) -> MasterWeights | None:
     return optimizer if isinstance(optimizer, MasterWeights) else None
 
 
-def _master_of(weight: Tensor) -> Tensor:
+def _make_master(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32) if weight.dtype in HALF else weight
 
 
-def _restored_master(weight: Tensor, saved: Tensor | None) -> Tensor:
+def _restore_master(weight: Tensor, saved: Tensor | None) -> Tensor:
     """A saved master as it is, without a copy of it; a weight that is fp32 now becomes what its master was."""
     if saved is None:
-        return _master_of(weight)
+        return _make_master(weight)
     if weight.dtype in HALF:
         return saved.detach().to(device=weight.device, dtype=torch.float32)
     return weight.copy_(saved)
@@ -317,5 +317,5 @@ def _copy(targets: Sequence[Any], sources: Sequence[Any]) -> None:
 
 def _local(tensor: Any) -> Tensor:
     """The tensor, or this rank's shard of it."""
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local

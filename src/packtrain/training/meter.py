@@ -171,7 +171,7 @@ class StepMeter(Meter):
             samples_seen=self._samples_seen,
             tokens_seen=self._tokens_seen,
             **counts,
-            **self._derived(counts, shares),
+            **self._derived_fields(counts, shares),
         )
         self.begin()
         return metrics
@@ -225,7 +225,7 @@ class StepMeter(Meter):
         dist.all_gather(parts, vector, group=self._group)
         return [dict(zip(mine, row, strict=True)) for row in torch.stack(parts).tolist()]
 
-    def _derived(self, counts: Mapping[str, Any], shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    def _derived_fields(self, counts: Mapping[str, Any], shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """The fields that follow from those of the whole step, and from how ranks differ."""
         tokens, batches, seconds = counts["tokens"], counts["batches"], counts["step_seconds"]
         padding = sum(share["padding"] for share in shares)

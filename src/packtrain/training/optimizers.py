@@ -17,7 +17,7 @@ from packtrain.training.masters import Group, make_optimizer
 from packtrain.training.step_settings import StepSettings
 
 
-def optimizer_of(
+def build_optimizer(
     model: Any, args: TrainingArguments, settings: StepSettings, chosen: tuple[Any, dict[str, Any]] | None = None
 ) -> Optimizer | None:
     """The optimizer that the arguments name, or the chosen one; None where it makes groups itself, as Trainer knows."""

@@ -152,17 +152,17 @@ def explain(
     """The error to raise in its place. Its first line says enough for the other ranks."""
     batch = failure.batch
     where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs_in_words(batch)}"
-    found = [
+    facts = [
         _contents_in_words(batch),
         _samples_in_words(batch),
         str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
     ]
     if memory.total:
-        found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+        facts.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
     room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
-        problems=[line for line in found if line],
+        problems=[line for line in facts if line],
         expected="packs that fit in memory",
         fix=_advice(room, failure),
     )
@@ -196,7 +196,7 @@ def _fitting_tokens(
             return _Fitting(tokens=for_all, load=model.heaviest, why=why)
         if predicted < tokens:
             return _Fitting(tokens=predicted, load=load, why="by the memory model")
-    asked = asked_bytes(error)
+    asked = requested_bytes(error)
     used = memory.reserved + asked - memory.before
     if asked and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
@@ -227,7 +227,7 @@ def _advice(room: _Fitting, failure: Failure) -> str:
     return ", or ".join(words) + others
 
 
-def asked_bytes(error: BaseException) -> int:
+def requested_bytes(error: BaseException) -> int:
     """What the allocation that failed asked for; 0 where the error does not say it."""
     match = _ASKED.search(str(error))
     return int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0

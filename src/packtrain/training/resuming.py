@@ -80,7 +80,7 @@ def checkpoint_to_resume(
             expected="a checkpoint of this trainer" + (" that all ranks have" if len(all_of_them) > 1 else ""),
             fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _START_OVER,
         )
-    chosen = _undamaged([here[step] for step in sorted(common, reverse=True)], report)
+    chosen = _first_undamaged([here[step] for step in sorted(common, reverse=True)], report)
     newer = sorted(step for step in broken if step > chosen.step)
     chosen = replace(chosen, passed_over=(*(broken[step] for step in newer), *chosen.passed_over))
     fail_together(lambda: _refuse_unsafe(chosen), str(chosen.path), "files that all ranks can read")
@@ -125,7 +125,7 @@ def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None]
         )
 
 
-def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], None]) -> Checkpoint:
+def _first_undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], None]) -> Checkpoint:
     """The first of them whose bytes are as they were written, on all ranks."""
     passed: list[str] = []
     for number, candidate in enumerate(candidates):
@@ -233,10 +233,10 @@ def require_shapes(optimizer: Any) -> None:
         return
     for weight, state in optimizer.state.items():
         for name, value in state.items():
-            found = tuple(getattr(value, "shape", ()))
+            shape = tuple(getattr(value, "shape", ()))
             wanted = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
-            if isinstance(value, Tensor) and wanted is not None and found not in wanted:
-                raise ValueError(f"{name} of shape {found} for a weight of shape {tuple(weight.shape)}")
+            if isinstance(value, Tensor) and wanted is not None and shape not in wanted:
+                raise ValueError(f"{name} of shape {shape} for a weight of shape {tuple(weight.shape)}")
 
 
 def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:

@@ -143,8 +143,8 @@ class SafeCheckpoints(HFTrainer):
         if moved and self._checkpoints.writes:
             begun = "again" if self._resumed is None else f"from {self._resumed.name}"
             names = ", ".join(path.name for path in moved)
-            said = f"the run starts {begun}, so checkpoints of another run were renamed: {names}"
-            warnings.warn(f"{self.args.output_dir}: {said}", stacklevel=2)
+            text = f"the run starts {begun}, so checkpoints of another run were renamed: {names}"
+            warnings.warn(f"{self.args.output_dir}: {text}", stacklevel=2)
 
     @property
     def _checkpoints(self) -> CheckpointFolder:

@@ -79,10 +79,10 @@ def _check_values(folder: Path, metadata: _Description) -> None:
 
 def _metadata(path: Path) -> _Description:
     """All of one file."""
-    found = _Descriptions(io.BytesIO(path.read_bytes())).load()
-    if type(found) is not _Metadata:
+    metadata = _Descriptions(io.BytesIO(path.read_bytes())).load()
+    if type(metadata) is not _Metadata:
         raise pickle.UnpicklingError("it is not checkpoint metadata")
-    return found
+    return metadata
 
 
 def _tensors(metadata: _Description) -> set[str]:
@@ -146,20 +146,20 @@ class _Properties(_Description):
         object.__setattr__(self, "state", {})
 
 
-def _described(name: str, *fields: str) -> type[_Description]:
+def _stand_in(name: str, *fields: str) -> type[_Description]:
     """The stand-in for a class of torch, with its fields."""
     return cast("type[_Description]", _Fixed(name, (_Description,), {"__slots__": (), "fields": fields}))
 
 
-_Metadata = _described("Metadata", "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
-_Index = _described("MetadataIndex", "fqn", "offset", "index")
-_Tensor = _described("TensorStorageMetadata", "properties", "size", "chunks")
-_Bytes = _described("BytesStorageMetadata")
+_Metadata = _stand_in("Metadata", "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+_Index = _stand_in("MetadataIndex", "fqn", "offset", "index")
+_Tensor = _stand_in("TensorStorageMetadata", "properties", "size", "chunks")
+_Bytes = _stand_in("BytesStorageMetadata")
 # A part of a file. What torch would have to transform when it reads it, is not looked into, and is refused.
-_Place = _described("_StorageInfo", "relative_path", "offset", "length")
+_Place = _stand_in("_StorageInfo", "relative_path", "offset", "length")
 _OTHERS = (
-    _described("ChunkStorageMetadata", "offsets", "sizes"),
-    _described("StorageMeta", "checkpoint_id", "save_id", "load_id", "modules"),
+    _stand_in("ChunkStorageMetadata", "offsets", "sizes"),
+    _stand_in("StorageMeta", "checkpoint_id", "save_id", "load_id", "modules"),
 )
 
 

@@ -38,10 +38,10 @@ from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, losses_of
+from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, make_losses
 from packtrain.training.masters import masters_of
 from packtrain.training.meter import Meter
-from packtrain.training.optimizers import optimizer_of
+from packtrain.training.optimizers import build_optimizer
 from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
@@ -103,7 +103,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             model=model,
             args=args,
             train_dataset=train_dataset,
-            data_collator=data_collator if data_collator is not None else self._collator_of(train_dataset, model),
+            data_collator=data_collator if data_collator is not None else self._make_collator(train_dataset, model),
             eval_dataset=eval_dataset,
             eval_collator=eval_collator,
             **options,
@@ -113,7 +113,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             self.model.config.use_cache = use_cache
         self._losses: SumOfLosses | None = None
         if not given_loss:
-            self._losses = losses_of(model, self.settings, args.label_smoothing_factor)
+            self._losses = make_losses(model, self.settings, args.label_smoothing_factor)
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
@@ -199,7 +199,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         if self.optimizer is not None:
             return self.optimizer
         model = self.model if model is None else model
-        self.optimizer = optimizer_of(model, self.args, self.settings, self.optimizer_cls_and_kwargs)
+        self.optimizer = build_optimizer(model, self.args, self.settings, self.optimizer_cls_and_kwargs)
         return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
 
     @contextmanager
@@ -313,9 +313,9 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         return outcome.metrics(prefix, seconds)
 
     def _collator_to_evaluate(self, dataset: Any) -> Any:
-        return self._collator_of(dataset, self.model)
+        return self._make_collator(dataset, self.model)
 
-    def _collator_of(self, dataset: Any, model: Any) -> Any:
+    def _make_collator(self, dataset: Any, model: Any) -> Any:
         """The dataset's own, with pixels in the precision of the model where that is half."""
         if not hasattr(dataset, "get_collator"):
             return None

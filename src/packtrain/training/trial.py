@@ -118,7 +118,7 @@ class _Run:
         dtype = _DTYPES[trial.setup.weights_dtype]
         batch = _batch(trial, dtype)
         self._info = batch.info
-        ready, setup = _prepared(trial, device, dtype), trial.setup
+        ready, setup = _prepare_model(trial, device, dtype), trial.setup
         self._model, self._waited = ready.model, not ready.on_host
         self._losses: SumOfLosses = InChunks(ready.model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
         self._targets = self._losses.targets(batch)
@@ -143,7 +143,7 @@ class _Run:
             self._step(lambda: marks.append(watch.mark()))  # at its beginning, and after its backward pass
         marks.append(watch.mark())
         watch.wait()
-        reserved, context = _reserved(self._device)
+        reserved, context = _reserved_bytes(self._device)
         return replace(
             planned,
             load=batch_load(self._info),
@@ -165,7 +165,7 @@ class _Run:
         self._optimizer.zero_grad(set_to_none=False)
 
 
-def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> ReadyModel:
+def _prepare_model(trial: Trial, device: torch.device, dtype: torch.dtype) -> ReadyModel:
     """The model as training has it."""
     setup = trial.setup
     sees = shape_from_config(trial.config).vision is not None
@@ -212,7 +212,7 @@ def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
-def _reserved(device: torch.device) -> tuple[int, int]:
+def _reserved_bytes(device: torch.device) -> tuple[int, int]:
     """What torch has reserved at most, and what the driver counts beyond; zeros where there is no GPU."""
     if device.type != "cuda":
         return 0, 0

@@ -82,17 +82,17 @@ def _checkpointing(model: Any, wanted: bool | None) -> Iterator[None]:
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Every dropout at probability 0, also those that an attention has as a number."""
-    found: list[tuple[nn.Module, str, float]] = []
+    dropouts: list[tuple[nn.Module, str, float]] = []
     for module in model.modules():
         names = ["p"] if isinstance(module, nn.modules.dropout._DropoutNd) else []
         names += [name for name in vars(module) if "drop" in name]
-        found += [(module, name, value) for name in names if isinstance(value := getattr(module, name), float)]
+        dropouts += [(module, name, value) for name in names if isinstance(value := getattr(module, name), float)]
     try:
-        for module, name, _ in found:
+        for module, name, _ in dropouts:
             setattr(module, name, 0.0)
         yield
     finally:
-        for module, name, value in found:
+        for module, name, value in dropouts:
             setattr(module, name, value)
 
 
@@ -205,12 +205,12 @@ def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]
 def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]], allowed: float) -> CheckResult:
     """Hidden states from which supervised tokens are predicted: norm of packed - alone over that of alone."""
     gaps = []
-    for sample, reference, found in compared:
-        one, ours = _supervised(reference, sample), _supervised(found, sample)
+    for sample, reference, packed in compared:
+        one, ours = _supervised_states(reference, sample), _supervised_states(packed, sample)
         gaps.append((sample.id, float((ours - one).norm()) / max(float(one.norm()), 1e-30)))
     return largest(check, gaps, allowed)
 
 
-def _supervised(hidden: Tensor, sample: EncodedSample) -> Tensor:
+def _supervised_states(hidden: Tensor, sample: EncodedSample) -> Tensor:
     carries = (sample.labels[1:] != IGNORED).to(hidden.device)
     return (hidden[:-1][carries] if carries.any() else hidden).float()

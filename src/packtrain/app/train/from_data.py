@@ -17,7 +17,7 @@ from packtrain.app.train.outcome import ProcessPlace
 from packtrain.app.train.prepare import data_errors_named
 from packtrain.app.train.resolve import RUNS, ResolvedRun, resolve_run, with_template_date
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
-from packtrain.config.steps import PackedStep, in_packs, said_samples
+from packtrain.config.steps import PackedStep, configured_samples, in_packs
 from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir, make_cache
 from packtrain.core.errors import ConfigError, PacktrainError
@@ -111,7 +111,8 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
     """The fewest packs that hold the samples of a step; the longest sample fits."""
     tokens = table.column("tokens")
-    given = None if in_packs(run.config) else said_samples(run.config, run.world)  # a padded run has the same step
+    # a padded run has the same step
+    given = None if in_packs(run.config) else configured_samples(run.config, run.world)
     wanted, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
         wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest

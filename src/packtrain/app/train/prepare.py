@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.measure import request_of
+from packtrain.app.measure import make_request
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.app.train.run_numbers import (
     Dataset,
@@ -86,7 +86,7 @@ def prepare(
         builder.measured[str(measured.table.folder)] = tuple(measured.changed)
     if run.evaluation is not None:  # a wrong path is refused before the data are measured
         with builder.errors_named(run.evaluation, "evaluation data"):
-            request_of(run.evaluation, streaming=None if builder.streams else False)
+            make_request(run.evaluation, streaming=None if builder.streams else False)
     if run.data.online:
         start = builder.stream_start(replace(run.data, packs_per_step=1))
         run = run.counted(samples_per_pack=start.samples_per_pack, packs_per_epoch=1)
