@@ -70,10 +70,10 @@ def sample_config(given: Mapping[str, object]) -> str:
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         lines = [f"{name}:"]
-        known = section.known()
-        for key in (*(key for key in _FIRST if key in known), *(key for key in known if key not in _FIRST)):
-            if known[key].help:
-                lines += _setting(key, known[key], given)
+        keys = section.known()
+        for key in (*(key for key in _FIRST if key in keys), *(key for key in keys if key not in _FIRST)):
+            if keys[key].help:
+                lines += _setting(key, keys[key], given)
         if name == "training":
             lines += ["", f"  # {_TAIL}"]
         parts.append("\n".join(lines) + "\n")

@@ -175,14 +175,14 @@ def counted_in_packs_by(config: RunConfig) -> str:
 def _configured_packs(config: RunConfig, world: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
-    packs, wanted = training.packs_per_step, training.effective_batch_size
+    packs, batch_size = training.packs_per_step, training.effective_batch_size
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    if packs is not None and wanted is not None:
-        got = f"packs_per_step {packs} and effective_batch_size {wanted}"
+    if packs is not None and batch_size is not None:
+        got = f"packs_per_step {packs} and effective_batch_size {batch_size}"
         raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
-    if wanted is not None:
-        _agree(wanted, rows, passes, world, "packs")
-    return packs or wanted or (rows or 1) * (passes or 1) * world
+    if batch_size is not None:
+        _agree(batch_size, rows, passes, world, "packs")
+    return packs or batch_size or (rows or 1) * (passes or 1) * world
 
 
 def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:

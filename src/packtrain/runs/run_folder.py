@@ -60,7 +60,7 @@ class RunOutcome:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> RunOutcome:
-        """As run.json has it.
+        """Read the outcome as run.json has it.
 
         >>> RunOutcome.of(RunOutcome(status="complete", loss=float("inf")).plain()).loss
         inf

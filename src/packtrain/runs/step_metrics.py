@@ -1,4 +1,4 @@
-"""What is known of one optimizer step over all ranks: one line of metrics.jsonl, and what loggers are told.
+"""Metrics of one optimizer step over all ranks: one line of metrics.jsonl, and the values for loggers.
 
 A metric is declared once: its key in the log, its row in the documentation, the column of a run that is read back and
 its chart on the page follow from that.
@@ -226,8 +226,8 @@ def _over_ranks(one: Field[Any], values: list[float]) -> float | None:
     if how == "sum":
         total = sum(values)
     else:
-        known = [value for value in values if not math.isnan(value)]
-        total = (min if how == "min" else max)(known, default=math.nan)
+        numbers = [value for value in values if not math.isnan(value)]
+        total = (min if how == "min" else max)(numbers, default=math.nan)
     if math.isnan(total):
         return None if "None" in str(one.type) else 0
     return int(total) if "int" in str(one.type) else total

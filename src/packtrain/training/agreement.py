@@ -1,4 +1,4 @@
-"""What ranks do together: small sums, faults of one rank that are faults of all, checksums of files."""
+"""Work that all ranks do together: small sums, faults of one rank that are faults of all, checksums of files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Sums:
 
 
 def shared_sums(folder: Path, report: Callable[[Checking], None] = lambda _: None) -> Sums:
-    """Of every file below a folder. All ranks call it; what one of them cannot read is said by all that see it."""
+    """Checksums of every file below a folder. All ranks call it; a file that one cannot read is reported by all."""
     fault = None
     states: _FileStates = {}
     try:
