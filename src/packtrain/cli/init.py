@@ -29,7 +29,7 @@ _FIRST = (
     *("warmup_steps", "weight_decay", "save_steps", "eval_steps", "report_to"),
 )
 _HEAD = """\
-# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults stand beside them.
+# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults are beside them.
 # Any of them may also be set on the command line: packtrain train FILE training.learning_rate=1e-5
 """
 _TAIL = "Every setting of transformers.TrainingArguments can be set here too."

@@ -72,7 +72,7 @@ def _applies(config: RunConfig, name: str) -> bool:
 
 
 def _is_open(config: RunConfig, name: str) -> bool:
-    """Is a setting said neither by itself nor in another way?"""
+    """Is a setting unset, by its own name and in any other way?"""
     return _applies(config, name) and all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 
 
@@ -131,7 +131,7 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
 
 
 def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The length of packs where only the cut of samples is said: what the rows of a padded batch could hold."""
+    """The length of packs where only cutoff_len is set: the tokens that the rows of a padded batch could hold."""
     data, rows = config.data, config.training.per_device_train_batch_size or 1
     if data.cutoff_len is None or data.packing_length is not None:
         return {}, ()

@@ -162,7 +162,7 @@ class Key:
 def key(
     kind: Kind, help: str = "", *, aliases: Sequence[str] | Mapping[str, Mapping[str, object]] = (), **more: Any
 ) -> Any:
-    """A field of a section. It is None where nothing is said."""
+    """A field of a section, which is None where it is unset."""
     meanings = aliases if isinstance(aliases, Mapping) else {name: {} for name in aliases}
     return field(default=None, metadata={"key": Key(kind=kind, help=help, aliases=meanings, **more)})
 

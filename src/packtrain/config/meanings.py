@@ -100,7 +100,7 @@ def among(known: Mapping[str, Raw], otherwise: str = "", said: str = "the same h
 
 
 def rows(make: Callable[[str], Meant], names: Mapping[str, str]) -> dict[str, Meant]:
-    """Keys of one kind, by the words that are said about them."""
+    """Keys of one kind; `names` has them, separated by spaces, under the reason that applies."""
     return {name: make(why) for why, words in names.items() for name in words.split()}
 
 

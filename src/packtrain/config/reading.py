@@ -1,4 +1,4 @@
-"""Keys as files have them -> settings by our own names; what is wrong is collected, and said together."""
+"""Keys as files have them -> settings by our own names; problems are collected and reported together."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Reading:
         return sections
 
     def read_as(self) -> list[str]:
-        """How names were understood; what they bring along is said only where it has not been overruled."""
+        """How names were understood; the settings they imply are listed only where they were not overruled."""
         notes = [f"section {name} is {section}" for name, section in self.sections.items()]
         notes += [one.note(self._values(one.home)) for one in self.understood]
         return list(dict.fromkeys(notes))
@@ -216,7 +216,7 @@ class _File:
         self.reading.problems.append(f"{self.written.place(at)}: {text.replace(at, brief_name(at))}")
 
     def _set(self, at: str, home: str, name: str, value: Any) -> bool:
-        """Whether it could be set: what is said again, or without a value, is no contradiction."""
+        """Whether it could be set: the same value again, or none, is no contradiction."""
         before = self.values.get(home, {}).get(name) if (home, name) in self.keys else None
         if before is None:
             self.keys[home, name] = brief_name(at)

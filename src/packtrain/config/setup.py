@@ -133,7 +133,7 @@ def compiles(config: RunConfig, *, packing: bool) -> bool:
 
 
 def checkpoints(config: RunConfig) -> bool:
-    """Are the decoder's layers checkpointed? They are unless it is said otherwise: rows are long."""
+    """Are the decoder's layers checkpointed? They are unless the config says otherwise: rows are long."""
     chosen = config.training.gradient_checkpointing
     return TrainingSetup().gradient_checkpointing if chosen is None else chosen
 

@@ -113,7 +113,7 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        """How it ended; `begun` where it has not said."""
+        """How it ended; `begun` where it has not recorded that."""
         return self.outcome.status if self.outcome is not None else "begun"
 
     def to_json(self) -> dict[str, Any]:

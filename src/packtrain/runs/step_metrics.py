@@ -213,7 +213,7 @@ SUMMED = frozenset(name for name, one in _DECLARED.items() if one.metadata["over
 
 
 def over_ranks(shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The fields that follow from the same numbers of every rank, where NaN is what is not known."""
+    """The fields that follow from the same numbers of every rank, where NaN is unknown."""
     return {
         name: _over_ranks(one, [share[name] for share in shares])
         for name, one in _DECLARED.items()
@@ -256,7 +256,7 @@ def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
 
 
 def flat(metrics: StepMetrics) -> dict[str, float]:
-    """The numbers of a step for `Trainer.log`, which TensorBoard and W&B take them from; what is not known is left out.
+    """The numbers of a step for `Trainer.log`, which TensorBoard and W&B take them from; unknown ones are left out.
 
     Names are those of metrics.jsonl. `learning_rate` is that of the language model, or the first where it is frozen;
     with several, each part's own is beside it.

@@ -38,9 +38,9 @@ def sum_over_ranks(values: Sequence[torch.Tensor | float], device: torch.device)
 
 
 def any_rank(mine: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
-    """A question that all ranks ask again and again, in step: has any of them said yes?
+    """A question that all ranks ask again and again, in step: has any of them answered yes?
 
-    With several ranks the answer is that of the round before, whose sum is there by now, so that hardly anyone waits.
+    With several ranks the answer is that of the round before, whose sum is there by now, so ranks hardly ever wait.
     """
     if world_size() == 1:
         return mine

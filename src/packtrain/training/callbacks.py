@@ -107,7 +107,7 @@ class RunFlow(TrainerCallback):
         return any_rank(lambda: self._interrupts.asked is not None, device) if self._may_cut else lambda: False
 
     def cut(self, state: TrainerState, control: TrainerControl) -> None:
-        """An evaluation was cut short: save what is not saved yet, and stop. A resumed run makes up for it."""
+        """An evaluation was cut short: save unsaved work, and stop. A resumed run makes up for it."""
         self.interrupted = self._interrupts.asked or _ELSEWHERE
         _owe(state)
         control.should_save, control.should_training_stop = self._saved != state.global_step, True

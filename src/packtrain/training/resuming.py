@@ -165,7 +165,7 @@ OTHER_STATES = "states of another optimizer or of other parameters"
 
 @contextmanager
 def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
-    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
+    """Errors about states that cannot or may not be read, or are `other` ones, name where they are."""
     try:
         yield
     except Exception as error:

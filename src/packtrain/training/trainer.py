@@ -117,7 +117,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
-        self.verdict: CheckReport | None = None  # of the check before the first step
+        self.check_report: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
         self._reach: StepReach | None = None
@@ -385,7 +385,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             self._meter.load_state_dict(saved)
         self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):
-            self.verdict = check_first_batch(
+            self.check_report = check_first_batch(
                 self.model_wrapped,
                 self.train_dataset,
                 self.data_collator,
@@ -395,7 +395,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 training=self._as_trained(),
             )
             if self._on_proof is not None:
-                self._on_proof(self.verdict)
+                self._on_proof(self.check_report)
         self._go_on()
 
     def _as_trained(self) -> Training | None:
