@@ -33,7 +33,7 @@ class DiskFull(OSError):
 
 
 def free_bytes(folder: Path) -> int:
-    """On the disk of a folder that may not be there yet."""
+    """Free space on the disk of a folder, which may not exist yet."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free
 

@@ -45,7 +45,7 @@ class FileSum:
 
     @classmethod
     def of(cls, path: Path, report: Report = _nobody) -> FileSum:
-        """For a file as it is now; a link is refused."""
+        """Measure a file as it is now; a link is refused."""
         descriptor = open_own(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size
@@ -55,7 +55,7 @@ class FileSum:
 
     @classmethod
     def from_plain(cls, plain: object) -> FileSum:
-        """As JSON has it; ValueError where it is something else."""
+        """Read the JSON form; ValueError for anything else."""
         if not isinstance(plain, dict) or set(plain) != {"bytes", "checksum"}:
             raise ValueError("a file without its size and checksum")
         if type(plain["bytes"]) is not int or type(plain["checksum"]) is not str:
@@ -63,7 +63,7 @@ class FileSum:
         return cls(**plain)
 
     def plain(self) -> dict[str, int | str]:
-        """For JSON."""
+        """The JSON form."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
     def fault(self, path: Path) -> str | None:

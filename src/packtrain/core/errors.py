@@ -115,6 +115,6 @@ def in_one_line(error: BaseException) -> str:
 
 
 def describe_exits(codes: Iterable[int]) -> str:
-    """How processes ended, by their exit codes."""
+    """Describe the exit codes of processes, naming signals."""
     names = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
     return ", ".join(sorted({names.get(code, f"exit code {code}") for code in codes}))

@@ -30,16 +30,16 @@ def hide_secrets(url: str) -> str:
     shown = public(url)
     if shown == url:
         return url
-    known = _load_secrets()
-    before = known.get(shown, url)
-    if _resource(before) != _resource(url):
+    secrets = _load_secrets()
+    previous = secrets.get(shown, url)
+    if _resource(previous) != _resource(url):
         raise ConfigError(
             shown,
             got="two URLs that differ only in parts that are not stored (user, password, long or secret parameters)",
             expected="URLs that differ in what is stored",
             fix="copy one of them elsewhere",
         )
-    os.environ[_VARIABLE] = json.dumps({**known, shown: url})
+    os.environ[_VARIABLE] = json.dumps({**secrets, shown: url})
     return shown
 
 
@@ -66,13 +66,13 @@ def with_secrets(url: str) -> str:
 
 
 def export_secrets() -> str:
-    """All that was kept apart, for a process on another machine; `import_secrets` there."""
+    """All secrets, for a process on another machine; `import_secrets` there."""
     return os.environ.get(_VARIABLE, "{}")
 
 
-def import_secrets(known: str) -> None:
-    """Use the secrets that another process handed over."""
-    os.environ[_VARIABLE] = known
+def import_secrets(secrets: str) -> None:
+    """Use the secrets that another process exported."""
+    os.environ[_VARIABLE] = secrets
 
 
 def is_secret(name: str) -> bool:
@@ -100,7 +100,7 @@ def override_without_secrets(text: str) -> str:
 
 
 def secrets_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings that are secrets."""
+    """The settings that are secrets."""
     return {name: value for name, value in settings.items() if is_secret(str(name))}
 
 
@@ -109,21 +109,21 @@ def _load_secrets() -> dict[str, str]:
 
 
 def _full_url(url: str) -> str | None:
-    known = _load_secrets()
-    if url in known or not known:
-        return known.get(url)
-    stems = {shown: _stem(shown) for shown in known}
+    secrets = _load_secrets()
+    if url in secrets or not secrets:
+        return secrets.get(url)
+    stems = {shown: _stem(shown) for shown in secrets}
     above = [shown for shown, stem in stems.items() if url.startswith(stem)]
     if not above:
         return None
-    before, last = _chain(url)
+    prefix, last = _chain(url)
     scheme, _, place = last.partition("://")
-    secret = urlsplit(_chain(known[max(above, key=lambda shown: len(stems[shown]))])[1])
-    opened = f"{before}{scheme}://{secret.netloc}/{place.partition('/')[2]}"
-    given = [part for part in secret.query.split("&") if part and part not in urlsplit(url).query.split("&")]
-    if scheme not in WEB or not given:
-        return opened
-    return f"{opened}{'&' if '?' in opened else '?'}{'&'.join(given)}"
+    secret = urlsplit(_chain(secrets[max(above, key=lambda shown: len(stems[shown]))])[1])
+    full = f"{prefix}{scheme}://{secret.netloc}/{place.partition('/')[2]}"
+    params = [part for part in secret.query.split("&") if part and part not in urlsplit(url).query.split("&")]
+    if scheme not in WEB or not params:
+        return full
+    return f"{full}{'&' if '?' in full else '?'}{'&'.join(params)}"
 
 
 def _chain(url: str) -> tuple[str, str]:
@@ -133,7 +133,7 @@ def _chain(url: str) -> tuple[str, str]:
 
 
 def _stem(url: str) -> str:
-    """How the files of a folder, or of a pattern, begin."""
+    """The prefix that all files of a folder or a pattern share."""
     place = url.partition("?")[0] if url.startswith(tuple(f"{scheme}://" for scheme in WEB)) else url
     fixed = _PATTERN.split(place, maxsplit=1)[0]
     return fixed if fixed != place else place.rstrip("/") + "/"

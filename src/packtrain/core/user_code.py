@@ -66,7 +66,7 @@ def without_folder(name: str) -> str:
 
 
 def load_function(name: str, *, where: str, example: str) -> tuple[Callable[..., Any], str]:
-    """The function behind "module:function" and the source text of its module, which holds what it may call."""
+    """The function at "module:function" and the source text of its module, which holds what it may call."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ConfigError(where, got=name, expected="module:function", fix=f"for example {example}")

@@ -38,7 +38,7 @@ _STATE = 2  # version of the saved state
 
 
 class EntryPlace(NamedTuple):
-    """Where an entry stands in its stream; places are in reading order."""
+    """The position of an entry in its stream; places sort in reading order."""
 
     unit: int = 0
     entry: int = 0
@@ -49,14 +49,14 @@ class EntryPlace(NamedTuple):
 
     @classmethod
     def of_key(cls, key: str) -> EntryPlace:
-        """The place that a key stands for."""
+        """Parse a key."""
         unit, entry = key.split(":")
         return cls(int(unit), int(entry))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """An entry, and where it stands."""
+    """An entry and its place."""
 
     place: EntryPlace
     source: int  # position in the request's list of sources
@@ -91,7 +91,7 @@ class _PlannedPack:
 class OnlineSource:
     """The packs of a stream as a map-style dataset: `source[PackKey(0, number)]` is a PackedRow with a state.
 
-    Packs are numbered through all passes over the stream. A number that lies before the place where this object stands
+    Packs are numbered through all passes over the stream. A number that lies before the position of this object
     is made again from where it began: from the first entry, or from the state that was loaded. What cannot be used is
     in `failures` of the next pack. Every row carries the state after its pack, from which later packs are reached
     without reading the stream from its beginning; states do not change what the packs are.
@@ -137,7 +137,7 @@ class OnlineSource:
         self._forget_reading()
 
     def _forget_reading(self) -> None:
-        """What was read but not yet taken in is read again: it is after the position."""
+        """Drop entries that were read ahead; they come after the position and are read again."""
         self._arrivals: Iterator[Arrival] | None = None
         self._priced: deque[tuple[Arrival, Measured | LedgerEntry]] = deque()
 
@@ -168,7 +168,7 @@ class OnlineSource:
         self._forget_reading()
 
     def _go_to(self, number: int) -> None:
-        """Stand before a pack."""
+        """Move to just before a pack."""
         if self._process != os.getpid():  # a forked worker must not share an open file with its parent
             self._process = os.getpid()
             self._forget_reading()
@@ -229,7 +229,7 @@ class OnlineSource:
     # ---- reading and packing
 
     def _read_one(self) -> bool:
-        """One more entry, into the buffer or out of the way; False at the end of the stream."""
+        """Take one entry into the buffer or leave it out; False at the end of the stream."""
         if not self._priced:
             self._price_ahead()
         if not self._priced:
@@ -306,7 +306,7 @@ class OnlineSource:
         return Measurer(self._request, self._given_rule if self._given_rule is not None else FamilyRule(self._request))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what each process makes for itself."""
+        """Without the members that each process creates for itself."""
         own = ("_measurer", "_arrivals", "_priced")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -317,7 +317,7 @@ class OnlineSource:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Behind the last pack that was handed out, as JSON; good for any number of ranks and workers."""
+        """The position after the last pack handed out, as JSON; valid for any number of ranks and workers."""
         return {
             "version": _STATE,
             "inputs": self._inputs,
@@ -366,7 +366,7 @@ class OnlineSource:
 
 
 def _uses(cost: Cost) -> dict[str, int]:
-    """What a sample uses of each resource of a pack."""
+    """The amount of each pack resource that a sample uses."""
     return {
         "tokens": cost.tokens,
         "vision_tokens": sum(getattr(cost, name) for name in VISION_TOKENS),
@@ -382,7 +382,7 @@ def _uses(cost: Cost) -> dict[str, int]:
 def _with_date(request: Request) -> Request:
     try:
         return request.dated()
-    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+    except ConfigError:  # no readable model, which a custom encoder does not need
         return request
 
 

@@ -90,8 +90,8 @@ def _container(file: BinaryIO, kind: MediaKind) -> Iterator[InputContainer]:
         raise
     # FFmpeg's errors are several of Python's own kinds; damaged headers also surface as impossible values
     except (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError) as error:
-        said = getattr(error, "strerror", None) or error  # not the number of the open file, which differs by process
-        raise RecordError("media", f"not a readable {kind}", f"{type(error).__name__}: {said}"[:200]) from None
+        reason = getattr(error, "strerror", None) or error  # not the number of the open file, which differs by process
+        raise RecordError("media", f"not a readable {kind}", f"{type(error).__name__}: {reason}"[:200]) from None
 
 
 def _count_frames(container: InputContainer, stream: VideoStream, size: int, max_packets: int) -> int:
@@ -102,16 +102,16 @@ def _count_frames(container: InputContainer, stream: VideoStream, size: int, max
     if frames > 0 and len(stream.index_entries) >= frames:
         _check_index(stream, size, "video")
         return frames
-    counted = 0
+    packets = 0
     for packet in container.demux(stream):
-        counted += packet.size > 0
-        if counted > max_packets:
+        packets += packet.size > 0
+        if packets > max_packets:
             raise RecordError("media", "video too long", f"more than {max_packets} packets")
-    if counted < frames:
-        raise RecordError("media", "truncated video", f"{counted} of {frames} frames")
-    if counted == 0:
+    if packets < frames:
+        raise RecordError("media", "truncated video", f"{packets} of {frames} frames")
+    if packets == 0:
         raise RecordError("media", "video without frames", "no packets")
-    return frames or counted
+    return frames or packets
 
 
 def _check_index(stream: VideoStream | AudioStream, size: int, kind: MediaKind) -> None:
@@ -189,7 +189,7 @@ class MediaStore:
         self._folders: dict[str, str] = {}  # folder as written -> its real path, known to be allowed
 
     def header(self, kind: MediaKind, ref: MediaRef) -> MediaHeader:
-        """What the header of a medium says; RecordError where it could not be decoded later."""
+        """Read the header of a medium; RecordError if it could not be decoded later."""
         span = self._span(ref)
         try:
             if kind == "image":

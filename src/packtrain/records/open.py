@@ -82,15 +82,15 @@ def open_sources(
         format = None  # that of the mixture itself; its items are recognised
     specs: list[SourceSpec] = []
     problems: list[str] = []
-    taken: set[str] = set()
+    names: set[str] = set()
     for number, item in enumerate(read_mixture(os.path.expanduser(path), sources, split)):
         try:
             spec = _source(item, format, media_root, split, streaming, subset)
         except ConfigError as error:
             problems.append(f"datasets[{number}]: {error}")
             continue
-        specs.append(replace(spec, name=_free_name(spec.name, taken)))
-        taken.add(specs[-1].name)
+        specs.append(replace(spec, name=_free_name(spec.name, names)))
+        names.add(specs[-1].name)
     if problems:
         raise mixture_error(path, problems)
     return specs
@@ -120,7 +120,7 @@ def read_place(specs: Sequence[SourceSpec], source: int, file: str, plain: Plain
 
 
 def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
-    """How many entries `read_unit` yields; by reading only where a format cannot tell."""
+    """Number of entries that `read_unit` yields; reads them only if the format cannot tell."""
     spec = specs[unit.source]
     if is_remote(spec.path):
         return sum(1 for _ in read_unit(specs, unit))
@@ -260,10 +260,10 @@ def _default_name(path: str) -> str:
     return writable(base[: len(base) - len(ending)] or base or "data")
 
 
-def _free_name(name: str, taken: set[str]) -> str:
+def _free_name(name: str, names_in_use: set[str]) -> str:
     """The name itself, or with -2, -3, ... where it is taken."""
     names = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
-    return next(free for free in names if free not in taken)
+    return next(free for free in names if free not in names_in_use)
 
 
 def _nothing_there(path: str) -> ConfigError:
@@ -334,7 +334,7 @@ def _holds_records(file: str, head: bytes) -> bool:
 
 
 def _head(path: str) -> bytes:
-    """How a local file begins, decompressed."""
+    """The decompressed beginning of a local file."""
     head = b""
     try:
         for block in file_blocks(path):
@@ -348,16 +348,16 @@ def _head(path: str) -> bytes:
 
 def _kind_of_content(head: bytes, path: str) -> str:
     """The format of a file. What its first bytes say counts more than its name."""
-    named = kind_of_name(path)
+    kind = kind_of_name(path)
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"ARROW1") or (head.startswith(b"\xff\xff\xff\xff") and named in (None, "arrow")):
+    if head.startswith(b"ARROW1") or (head.startswith(b"\xff\xff\xff\xff") and kind in (None, "arrow")):
         return "arrow"
     if head[257:262] == b"ustar":
         return "webdataset"
-    if named not in (None, "json"):
-        return named
-    return _kind_of_json(head.removeprefix(BOM).lstrip()) or named or _unknown(path)
+    if kind not in (None, "json"):
+        return kind
+    return _kind_of_json(head.removeprefix(BOM).lstrip()) or kind or _unknown(path)
 
 
 def _unknown(path: str) -> str:

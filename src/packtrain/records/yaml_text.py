@@ -32,7 +32,7 @@ Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def load_yaml(text: str) -> Any:
-    """What a text says. ValueError in one line where it is no YAML, or too much of it."""
+    """Parse a YAML text. ValueError, in one line, if it is not YAML or too large."""
     try:
         content = yaml.load(text, Loader=_loader())
     except yaml.MarkedYAMLError as error:
@@ -46,7 +46,7 @@ def load_yaml(text: str) -> Any:
 
 
 def read_any(path: Path, expected: str = "a YAML file") -> Any:
-    """What a file says, whatever it is."""
+    """Load the YAML file, whatever its content."""
     try:
         return load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -123,18 +123,18 @@ class PackCollator:
         limit = min((limit for limit in limits if limit is not None), default=tokens)
         if tokens > limit:
             raise too_long([row], row.samples, tokens, limit)
-        whole = -(-(tokens or EMPTY_TOKENS) // self._multiple) * self._multiple
+        length = -(-(tokens or EMPTY_TOKENS) // self._multiple) * self._multiple
         if self._constant is not None:
-            whole = self._constant.tokens
+            length = self._constant.tokens
         most = self._contract.longest_row
-        if most is not None and whole > most:
+        if most is not None and length > most:
             raise DataError(
                 pack_name(row),
-                got=f"a row of {whole} positions, padding included",
+                got=f"a row of {length} positions, padding included",
                 expected=f"at most {most}: {self._contract.model_type} supports no longer rows",
                 fix=f"pack with packing_length {most} or less",
             )
-        return [*gaps, whole - tokens]
+        return [*gaps, length - tokens]
 
     def _tokens(self, samples: Sequence[EncodedSample], gaps: Sequence[int]) -> dict[str, Any]:
         """Ids, labels and positions; nothing else can see padding."""
@@ -178,7 +178,7 @@ class PackCollator:
                     expected=f"at most {self._constant.segments} segments",
                     fix="raise the segments of the static shapes, or limit the samples per pack",
                 )
-            # Segments of no length, behind the last.
+            # Empty segments after the last.
             lengths += [0] * (self._constant.segments - len(lengths))
             longest = self._constant.tokens
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)

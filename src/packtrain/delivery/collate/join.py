@@ -70,7 +70,7 @@ def join_media(
     samples: Sequence[EncodedSample], contract: BatchContract, *, dtype: torch.dtype | None, per_row: bool = False
 ) -> dict[str, Tensor]:
     """Every media tensor of the samples in token order; `per_row` keeps images of different samples in rows."""
-    joined: dict[str, Tensor] = {}
+    media: dict[str, Tensor] = {}
     for name, how in contract.media.items():
         parts = [sample.media.get(name) for sample in samples]
         present = [part for part in parts if part is not None]
@@ -86,21 +86,21 @@ def join_media(
         else:
             dim, sides = 1, range(2, present[0].ndim)
             present = [_pad_ends(part, _largest(present, sides)) for part in present]
-        joined[name] = _concatenate(present, dim, dtype if name in PIXELS else None)
-    if contract.per_sample_images is not None and "pixel_values" in joined:
-        joined[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
-    return joined
+        media[name] = _concatenate(present, dim, dtype if name in PIXELS else None)
+    if contract.per_sample_images is not None and "pixel_values" in media:
+        media[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
+    return media
 
 
 def _concatenate(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:
     """All parts in one tensor, each copied once, into the wanted precision and to where the batch will be read."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    joined, at = empty_batch_tensor(shape, dtype or parts[0].dtype), 0
+    output, at = empty_batch_tensor(shape, dtype or parts[0].dtype), 0
     for part in parts:
-        joined.narrow(dim, at, part.shape[dim]).copy_(part)
+        output.narrow(dim, at, part.shape[dim]).copy_(part)
         at += part.shape[dim]
-    return joined
+    return output
 
 
 def _require_same_size(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor]) -> Sequence[Tensor]:

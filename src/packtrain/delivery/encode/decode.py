@@ -93,7 +93,7 @@ def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> n
 
 
 def media_header(store: MediaStore, medium: Media) -> MediaHeader:
-    """What the header of a medium says."""
+    """Read the header of a medium."""
     with _faults("media cannot be read", medium.ref):
         return with_limits(store.header(medium.kind, medium.ref), medium)
 
@@ -123,7 +123,7 @@ def _faults(reason: str, ref: MediaRef) -> Iterator[None]:
 def _machine_fault(error: BaseException | None, outside: BaseException | None) -> OSError | None:
     """The system's error at the bottom of an error, unless it says that the file itself is wrong.
 
-    Opening a medium turns every such error into a RecordError, behind which the original is still found.
+    Opening a medium turns every such error into a RecordError, whose cause is the original.
     """
     while isinstance(error, RecordError):
         error = error.__context__

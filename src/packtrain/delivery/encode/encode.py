@@ -131,7 +131,7 @@ class SampleEncoder:
         return Decoded(header=header, pixels=frames, indices=indices, name=medium.ref.name)
 
     def _headers(self, record: Record, store: MediaStore) -> tuple[Decoded, ...]:
-        """For a piece after the first: its media count, but are not shown."""
+        """Headers only, for a piece after the first: its media count, but are not shown."""
         return tuple(Decoded(header=media_header(store, m), name=m.ref.name) for m in record.media())
 
     def _media(self) -> MediaProcessor:
@@ -220,7 +220,7 @@ class SampleEncoder:
 
 
 def _vision_counts(expansion: Expansion) -> VisionCounts:
-    """Of one medium: its pictures are of one size."""
+    """The counts of one medium, whose images or frames have one size."""
     return VisionCounts(
         frames=expansion.frames,
         tiles=expansion.patches // expansion.max_patches if expansion.max_patches else 0,

@@ -50,7 +50,7 @@ class VisionCounts:
 
     @classmethod
     def sum_of(cls, counts: Iterable[VisionCounts]) -> VisionCounts:
-        """Those of several samples."""
+        """Add up the counts of several samples."""
         sums = (sum(column) for column in zip(*map(astuple, counts), strict=True))
         return cls(**dict(zip(cls.__slots__, sums, strict=False)))
 

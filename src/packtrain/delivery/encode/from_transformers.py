@@ -48,7 +48,7 @@ def model_contract(settings: ProcessorSettings) -> BatchContract:
 
 
 def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
-    """What those who only measure or pack should know: that training will refuse the model, or was not asked."""
+    """Notes for measuring and packing: that training will refuse the model, or was not checked."""
     try:
         model_contract(settings)
     except ConfigError as error:
@@ -73,7 +73,7 @@ def _loaded_config(settings: ProcessorSettings, version: str) -> Mapping[str, An
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """None where there is none, or none that is whole."""
+    """The cached config; None if it is missing or damaged."""
     try:
         return dict(read_json(file, KIND, VERSION, checked=True)["config"])
     except (ArtifactError, OSError):
@@ -133,7 +133,7 @@ def _file_is_enough(settings: ProcessorSettings) -> bool:
 
 
 def in_another_process(*arguments: str) -> str:
-    """What this module prints when it is run; RuntimeError with the last line of what went wrong."""
+    """Run this module in another process and return its output; RuntimeError has the last line of its error."""
     command = [sys.executable, "-m", "packtrain.delivery.encode.from_transformers", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -154,7 +154,7 @@ def _save_in_another_process(source: str, folder: Path) -> None:
 
 
 def _save(source: str, folder: str) -> None:
-    """What the other process does."""
+    """Save the tokenizer; runs in the other process."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)

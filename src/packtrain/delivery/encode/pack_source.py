@@ -135,7 +135,7 @@ def delivery_failure(id: str, origin: str, error: RecordError) -> LedgerEntry:
 
 
 def read_media(read: Callable[[], Answer], id: str, origin: str) -> Answer:
-    """What `read` returns, after a few more attempts where media could not be read."""
+    """Call `read`, with a few more attempts if media cannot be read."""
     try:
         return retry(read, PAUSES)
     except OSError as error:
@@ -224,7 +224,7 @@ class StreamedSource(PackSource):
         return [self._rows.files[number].file for number in numbers.tolist()]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a process has worked out and declared is its own."""
+        """Without the schedule and what this process has declared."""
         own = ("_schedule", "_step", "_declared")
         return {name: value for name, value in super().__getstate__().items() if name not in own}
 

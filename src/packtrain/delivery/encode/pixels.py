@@ -32,7 +32,7 @@ _NOT_FOR_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", 
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Of the processors, under one set of limits."""
+    """Processor arguments under one set of limits."""
 
     sampling: Mapping[str, Any] | None
     images: Mapping[str, Any]
@@ -126,7 +126,7 @@ class MediaProcessor:
 def _call_in_groups(
     call: Callable[[Sequence[Decoded]], dict[str, Any]], media: Sequence[Decoded], size: Callable[[Decoded], Any]
 ) -> dict[str, Any]:
-    """What a processor makes of media, in one call for all that stand together and have the same bounds.
+    """Call a processor once for each run of consecutive media with the same limits.
 
     Only families whose tensors have a row for each patch, or each medium, have bounds of single media.
     """
@@ -164,11 +164,11 @@ def load_processor(settings: ProcessorSettings, *, multimodal: bool, fix: str = 
 def sampling_settings(processor: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Arguments for the video processor's frame sampling; None where all are taken, or there are no videos."""
     video = getattr(processor, "video_processor", None)
-    given = {**kwargs, **kwargs.get("videos_kwargs", {})}
-    if video is None or given.get("do_sample_frames") is False:
+    options = {**kwargs, **kwargs.get("videos_kwargs", {})}
+    if video is None or options.get("do_sample_frames") is False:
         return None
     names = [name for name in video.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
-    return {name: given.get(name, getattr(video, name, None)) for name in names}
+    return {name: options.get(name, getattr(video, name, None)) for name in names}
 
 
 def frame_indices(processor: Any, sampling: Mapping[str, Any] | None, header: MediaHeader) -> list[int]:
@@ -178,8 +178,8 @@ def frame_indices(processor: Any, sampling: Mapping[str, Any] | None, header: Me
     """
     if sampling is None:
         return list(range(header.frames))
-    chosen = processor.video_processor.sample_frames(metadata=video_metadata(header), **sampling)
-    return [int(index) for index in chosen if index < header.frames]
+    indices = processor.video_processor.sample_frames(metadata=video_metadata(header), **sampling)
+    return [int(index) for index in indices if index < header.frames]
 
 
 def video_metadata(header: MediaHeader, indices: Sequence[int] | None = None) -> Any:
@@ -222,14 +222,16 @@ def _in_text_order(images: Mapping[str, Any], videos: Mapping[str, Any], runs: S
 def _check_shapes(
     contract: BatchContract, media: Mapping[str, Tensor], decoded: Sequence[Decoded], expansions: Sequence[Expansion]
 ) -> None:
-    """Refuse tensors that do not belong to the tokens: the model would put the wrong pixels behind a token."""
+    """Refuse tensors that do not belong to the tokens: the model would use the wrong pixels for a token."""
     for name, kinds in (("pixel_values", ("image", "video")), ("pixel_values_videos", ("video",))):
         join = contract.media.get(name)
         if join is None:
             continue
         if name == "pixel_values" and "pixel_values_videos" in contract.media:
             kinds = ("image",)
-        shown = [made for medium, made in zip(decoded, expansions, strict=True) if medium.header.kind in kinds]
+        shown = [
+            expansion for medium, expansion in zip(decoded, expansions, strict=True) if medium.header.kind in kinds
+        ]
         shape = tuple(media[name].shape) if name in media else ()
         expected = _leading_shape(name, contract, shown)
         if shape[: len(expected)] != expected:
@@ -244,9 +246,9 @@ def _check_shapes(
 def _leading_shape(name: str, contract: BatchContract, shown: Sequence[Expansion]) -> tuple[int, ...]:
     if not shown:
         return ()
-    tiles = [made.tiles for made in shown]
+    tiles = [expansion.tiles for expansion in shown]
     if contract.positions == "mrope":
-        return (sum(made.patches for made in shown),)
+        return (sum(expansion.patches for expansion in shown),)
     if contract.media[name] == "images":
         return (1, sum(tiles))
     if contract.media[name] == "tiles":
@@ -275,11 +277,11 @@ class Positions:
         """The rows of positions of one whole sample, or of a first piece of one that holds all its media."""
         import torch
 
-        counted = torch.arange(len(input_ids)).unsqueeze(0)
+        positions = torch.arange(len(input_ids)).unsqueeze(0)
         if not self._mrope:
-            return counted
+            return positions
         if not media:
-            return counted.repeat(4, 1)
+            return positions.repeat(4, 1)
         self.warm_up()
         grids = {name: media[name] for name in _GRIDS if name in media}
         try:
@@ -287,7 +289,7 @@ class Positions:
         except (RuntimeError, ValueError, IndexError, StopIteration) as error:
             detail = f"{type(error).__name__}: {error}"[:300]
             raise RecordError("positions", "the model cannot place the sample's media", detail) from None
-        return torch.cat([counted, rows[:, 0]])
+        return torch.cat([positions, rows[:, 0]])
 
 
 def model_shell(folder: str) -> Any:

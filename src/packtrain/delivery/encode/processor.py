@@ -38,8 +38,8 @@ from packtrain.records.media import MediaStore
 def load_reference(request: Request) -> RealProcessor | str:
     """The real processor for a request, or a note why it cannot be asked."""
     settings = request.settings()
-    known = find_family(settings.model_type)
-    if known is not None and not known.in_transformers:
+    family = find_family(settings.model_type)
+    if family is not None and not family.in_transformers:
         return "skipped: this family's processor is packtrain's rule"
     try:
         import torch  # noqa: F401
@@ -143,9 +143,9 @@ class RealProcessor:
             for_tools = "tools" in variables and self._tool_template is not None
             dialect = self._tool_dialect if for_tools else self._dialect
             messages = [dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
-            own = self._tool_template if for_tools and self._own_template is not None else self._own_template
+            template = self._tool_template if for_tools and self._own_template is not None else self._own_template
             outputs = self._tokenizer.apply_chat_template(
-                messages, chat_template=own, tokenize=True, return_dict=True, **variables
+                messages, chat_template=template, tokenize=True, return_dict=True, **variables
             )
             ids = outputs["input_ids"]
             return {"input_ids": self._append_eos(ids, self._render(messages, variables), self._eos)}
@@ -213,14 +213,14 @@ class RealProcessor:
 
     def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:
         """Width and height to which the processor itself brings one medium under its own limits."""
-        given = self._require_limits(part).rule_for(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
-        given = {name: value for name, value in given.items() if name == "size"}
-        own = getattr(self._processor, f"{kind}_processor")
+        kwargs = self._require_limits(part).rule_for(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
+        kwargs = {name: value for name, value in kwargs.items() if name == "size"}
+        processor = getattr(self._processor, f"{kind}_processor")
         if kind == "video":
             more["do_sample_frames"] = False
-        made = own([[pixels]], return_tensors="pt", **given, **more)
-        _, height, width = made[f"{kind}_grid_thw"][0].tolist()
-        return width * own.patch_size, height * own.patch_size
+        outputs = processor([[pixels]], return_tensors="pt", **kwargs, **more)
+        _, height, width = outputs[f"{kind}_grid_thw"][0].tolist()
+        return width * processor.patch_size, height * processor.patch_size
 
     def _render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         if not self._eos:
@@ -228,7 +228,7 @@ class RealProcessor:
         return str(self._processor.apply_chat_template(messages, tokenize=False, **variables))
 
     def _append_eos(self, ids: list[int], text: str, eos: str | None) -> list[int]:
-        """With the end token once, never twice."""
+        """Append the end token unless it is there already."""
         if eos is None or text.rstrip().endswith(eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
             return list(ids)
         return [*ids, self._tokenizer.eos_token_id]
@@ -281,7 +281,7 @@ def _kinds_with_limits(record: Record) -> set[MediaKind]:
 
 
 def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
-    """Ids after the last that stands for a medium; None where there should be one and none is found."""
+    """Number of ids after the last media token; None if one is expected and there is none."""
     everything = None if expected else len(ids)
     return next((count for count, i in enumerate(reversed(ids)) if i in media), everything)
 

@@ -77,17 +77,17 @@ class RowTable:
         path = Path(folder) / f"rows-{fingerprint}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not sum_of(path).exists():
-            with alone(path.with_name(f".{path.name}.lock")) as held:  # without locks each writes the same
-                if held:
+            with alone(path.with_name(f".{path.name}.lock")) as locked:  # without locks each writes the same
+                if locked:
                     remove_leftovers(path.parent, (path.name, sum_of(path).name))
                 if not sum_of(path).exists():
                     _write(table, path, fingerprint)
                     write_json(sum_of(path), KIND, VERSION, {SUMS: sums_of(path.parent, [path.name])}, checked=True)
-        made = cls(path).checked()
-        if made.fingerprint != fingerprint or len(made) != len(table):
-            got = f"{len(made):,} rows of {made.fingerprint}"
+        rows = cls(path).checked()
+        if rows.fingerprint != fingerprint or len(rows) != len(table):
+            got = f"{len(rows):,} rows of {rows.fingerprint}"
             raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix=_AGAIN)
-        return made
+        return rows
 
     @classmethod
     def open(cls, path: str | Path) -> RowTable:
@@ -99,12 +99,12 @@ class RowTable:
                 names = ", ".join(file.name for file in paths) or "none"
                 raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
             path = paths[0]
-        made = cls(path).checked()
-        len(made)  # so that a file that cannot be used is noticed here
-        return made
+        rows = cls(path).checked()
+        len(rows)  # so that a file that cannot be used is noticed here
+        return rows
 
     def checked(self) -> RowTable:
-        """This one, if it is as it was written."""
+        """Return this table after comparing it with its checksum."""
         if checks_here():
             stored = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
             sums = stored if isinstance(stored, dict) else {}
@@ -126,7 +126,7 @@ class RowTable:
 
     @property
     def fingerprint(self) -> str:
-        """Which table, under which limits, these are the rows of."""
+        """Hash of the measured table and the limits that these rows come from."""
         return str(self._table.schema.metadata[_FINGERPRINT].decode())
 
     @cached_property
@@ -208,7 +208,7 @@ class RecordReader:
             yield self._convert(row, entry)
 
     def store(self, source: int) -> MediaStore:
-        """Where the media of one source are."""
+        """The media store of one source."""
         return self._converter.store(source)
 
     def _renew_file(self, row: SampleRow) -> bool:
@@ -218,7 +218,7 @@ class RecordReader:
             self._raise_unreadable(row, error)
 
     def _difference(self, row: SampleRow, entry: Entry) -> str:
-        """What tells an entry from the measured one; empty where nothing does."""
+        """How an entry differs from the measured one; empty if it does not."""
         if entry.error is not None:
             return str(entry.error)
         return "other text at that position" if entry.check != row.check else ""
@@ -277,7 +277,7 @@ class RecordReader:
 
 
 class _NoFile:
-    """In place of the file of a dataset that has none for us to read."""
+    """Stands in for the file of a dataset without data files."""
 
     path: str | None = None
 

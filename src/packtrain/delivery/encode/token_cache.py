@@ -69,15 +69,15 @@ class TokenPart:
 
     @classmethod
     def of(cls, path: Path, check: np.ndarray) -> TokenPart:
-        """Of a file as it is now; `check` is its column."""
+        """Describe a file as it is now; `check` is its checksum column."""
         not_kept = int((check == NOT_KEPT).sum())
         return cls(rows=len(check), not_kept=not_kept, **asdict(FileSum.of(path)))
 
 
 def token_inputs(table: CostTable) -> dict[str, Any]:
-    """What tokens are made from: all that the table was measured from, its rows, and the tokenizers package."""
-    named = {name: value for name, value in plan_inputs(table).items() if name != "mixture"}
-    return {**named, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
+    """Everything tokens depend on: the inputs of the table, its rows, and the tokenizers package."""
+    inputs = {name: value for name, value in plan_inputs(table).items() if name != "mixture"}
+    return {**inputs, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
 
 
 def part_name(number: int) -> str:
@@ -155,7 +155,7 @@ class TokenTable:
         return table
 
     def opened(self) -> TokenTable:
-        """This one, with all of its parts mapped."""
+        """Return this table after mapping all of its parts."""
         if self._mapped is None:
             self._mapped = [self._part(number) for number in range(len(self.parts))]
         return self
@@ -182,7 +182,7 @@ class TokenTable:
         return sample
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the files, all of them read to their end."""
+        """Problems of the files, after reading all of them to the end."""
         for number, part in enumerate(self.parts):
             name = part_name(number)
             if FileSum.of(self.folder / name) != FileSum(bytes=part.bytes, checksum=part.checksum):
@@ -203,7 +203,7 @@ class TokenTable:
             raise self._damaged_error(number, str(error)) from None
 
     def _require_size(self, number: int) -> None:
-        """Before it is mapped: reading past the end of a mapped file would kill the process."""
+        """Check the size before mapping: reading past the end of a mapped file would kill the process."""
         if wrong := _wrong_size(self.folder, number, self.parts[number]):
             raise self._damaged_error(number, wrong)
 
@@ -216,7 +216,7 @@ class TokenTable:
 
 
 def _wrong_size(folder: Path, number: int, part: TokenPart) -> str | None:
-    """What is wrong with the size of a part, if anything is."""
+    """The problem with the size of a part, if there is one."""
     try:
         size = (folder / part_name(number)).stat().st_size
     except FileNotFoundError:
@@ -239,7 +239,7 @@ class TokenProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Task:
-    """What all parts of one folder have in common."""
+    """Settings that all parts of one folder share."""
 
     request: Request
     rows: Path
@@ -280,18 +280,20 @@ def make_tokens(
     task = _Task(request=table.request(), rows=rows.path, files=files, folder=folder, fingerprint=digest(inputs))
     spans = list(_split_rows(table.column("text_tokens")))
     try:
-        with alone(lock) as held:
+        with alone(lock) as locked:
             changed, listed = _read_listing(folder, inputs)
             if changed or listed is None:
                 folder.mkdir(parents=True, exist_ok=True)
-                _remove_others(folder, len(spans), leftovers=held)
+                _remove_others(folder, len(spans), leftovers=locked)
                 # From now on the folder says that it is not complete, and what its parts are to be made from.
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
-                kept = {
+                finished = {
                     one.number: part for one in spans if (part := _finished_part(task, one, listed or ())) is not None
                 }
-                written = _write_missing(task, [one for one in spans if one.number not in kept], workers)
-                parts = _collect_parts(kept, written, TokenProgress(rows=0, total=len(table), changed=changed), report)
+                written = _write_missing(task, [one for one in spans if one.number not in finished], workers)
+                parts = _collect_parts(
+                    finished, written, TokenProgress(rows=0, total=len(table), changed=changed), report
+                )
                 listing = [asdict(parts[number]) for number in sorted(parts)]
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": listing})
             return TokenTable.load(folder).opened()
@@ -313,7 +315,7 @@ def _not_written(folder: Path, error: OSError) -> ArtifactError:
 
 
 def _read_listing(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[TokenPart, ...] | None]:
-    """Why the tokens of an earlier process cannot be used as they are, and its parts where they are of these inputs."""
+    """Why tokens.json cannot be used as it is, and its parts if they come from these inputs."""
     if not (folder / TOKENS).exists():
         return (), None
     try:
@@ -329,13 +331,13 @@ def _read_listing(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...]
 
 
 def _collect_parts(
-    kept: Mapping[int, TokenPart],
+    finished: Mapping[int, TokenPart],
     written: Iterator[tuple[int, TokenPart]],
     progress: TokenProgress,
     report: Callable[[TokenProgress], None],
 ) -> dict[int, TokenPart]:
     """Every part by its number, with progress reported at first and after each that is written."""
-    parts = dict(kept)
+    parts = dict(finished)
     resumed = rows = sum(part.rows for part in parts.values())
     report(replace(progress, rows=rows, resumed=resumed))
     for number, part in written:
@@ -393,7 +395,7 @@ def _finished_part(task: _Task, span: _Span, listed: tuple[TokenPart, ...]) -> T
 
 
 class _Tools:
-    """What reads and tokenizes rows in one process."""
+    """The reader and the encoder of one process."""
 
     def __init__(self, task: _Task) -> None:
         self._rows = RowTable(task.rows)

@@ -95,7 +95,7 @@ class PackLoader(DataLoader):
         rank = f"rank {sampler.rank} of {sampler.world}"
         return f"PackLoader({self.schedule!r}, {rank}, epoch {self.epoch}, {self.num_workers} workers)"
 
-    # ---- where it stands
+    # ---- position
 
     @property
     def schedule(self) -> Schedule:
@@ -192,10 +192,10 @@ class _Delivery:
                 self._loader.dataset.close()
             raise
         except PacktrainError as error:
-            said = _original_error(error)
-            if said is error:
+            original = _original_error(error)
+            if original is error:
                 raise
-            raise said from error
+            raise original from error
         except (RuntimeError, OSError, EOFError) as error:
             if (full := shared_memory_full(error)) is not None:
                 raise full from error
@@ -213,7 +213,7 @@ class _Delivery:
         return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
 
     def _worker_lost_error(self, error: Exception) -> DataError:
-        """What to say of a worker that died: where, and which packs were in the making."""
+        """The error for a dead worker: where, and which packs it was building."""
         loader = self._loader
         # When the signal of the death comes, torch raises its own error, wherever we are: let it be here.
         with suppress(RuntimeError):
@@ -275,7 +275,7 @@ class PackStream(IterableDataset[PackedRow]):
     def at(
         cls, source: PackSource, schedule: Schedule, place: tuple[int, int, int, int], *, rows_per_batch: int = 1
     ) -> PackStream:
-        """A stream that stands where another one stood."""
+        """A stream at the position of another one."""
         rank, world, epoch, next_pack = place
         stream = cls(source, schedule, rank=rank, world=world, rows_per_batch=rows_per_batch)
         stream._position.sampler.seek(epoch, next_pack)

@@ -39,7 +39,7 @@ _WHY = {
     "per_device_train_batch_size": "the dataset's rows_per_batch; a pack is a whole row: use a longer packing_length",
     "gradient_accumulation_steps": "packs per step, divided by the number of ranks and the rows of a batch",
 }
-# Under these names they stand in trainer_state.json.
+# Keys in trainer_state.json.
 _SAVED, _STREAM, _FAILURES = "packtrain", "packtrain.stream", "packtrain.failures"
 LEDGER = "ledger.jsonl"
 
@@ -53,7 +53,7 @@ class PackedData(Protocol):
         ...
 
     def get_collator(self) -> Any:
-        """What makes batches of them."""
+        """The collator for its packs."""
         ...
 
     def loader(self, **options: Any) -> PackLoader:
@@ -106,10 +106,10 @@ def _count_steps(epochs: float, schedule: Schedule) -> int:
             expected=f"epochs up to {planned}",
             fix=f"set DatasetConfig(epochs={math.ceil(epochs)}, ...)" if epochs > 0 else "",
         )
-    whole = math.floor(epochs)
-    part = epochs - whole
-    rest = round(part * schedule.num_steps(whole)) if part else 0
-    return max(1, sum(schedule.num_steps(epoch) for epoch in range(whole)) + rest)
+    full = math.floor(epochs)
+    part = epochs - full
+    rest = round(part * schedule.num_steps(full)) if part else 0
+    return max(1, sum(schedule.num_steps(epoch) for epoch in range(full)) + rest)
 
 
 def check_arguments(
@@ -127,12 +127,12 @@ def check_arguments(
     samples. `own_loss`: the loss is one of the user's.
     """
     world = args.world_size if world is None else world
-    wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
-    steps = wanted["max_steps"]
+    required = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
+    steps = required["max_steps"]
     problems = [
-        f"{name}: {getattr(args, name)} instead of {wanted[name]} ({why})"
+        f"{name}: {getattr(args, name)} instead of {required[name]} ({why})"
         for name, why in _WHY.items()
-        if getattr(args, name) != wanted[name]
+        if getattr(args, name) != required[name]
     ]
     if not 0 < args.max_steps <= steps:
         problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (the steps of the plan)")
@@ -140,17 +140,17 @@ def check_arguments(
     if own_loss and args.label_smoothing_factor:
         problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
     if problems:
-        given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
+        argument = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
         raise ConfigError(
             "training arguments",
             problems=problems,
             expected="arguments that agree with the schedule of packs",
-            fix=f"use TrainingArguments(**trainer_arguments(schedule{given}), ...)",
+            fix=f"use TrainingArguments(**trainer_arguments(schedule{argument}), ...)",
         )
 
 
 class PackedTraining:
-    """Stands before Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
+    """Mixin for Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
 
     The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
     a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
@@ -284,12 +284,12 @@ class PackedTraining:
         options["metric_key_prefix"] = metric_key_prefix
         if not isinstance(dataloader, PackLoader):
             return super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
-        given, taking = self.compute_loss_func, EvaluationLoss(self.compute_loss_func)
+        loss_func, taking = self.compute_loss_func, EvaluationLoss(self.compute_loss_func)
         self.compute_loss_func = self._evaluated = taking
         try:
             output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
         finally:
-            self.compute_loss_func, self._evaluated = given, None
+            self.compute_loss_func, self._evaluated = loss_func, None
         evaluated = taking.outcome()
         evaluated.warn(metric_key_prefix, first=self.args.process_index == 0)
         output.metrics.update(evaluated.counts(metric_key_prefix))
@@ -297,7 +297,7 @@ class PackedTraining:
 
 
 def _checkpoint_state(state: TrainerState) -> dict[str, Any]:
-    """What checkpoints keep in trainer_state.json, by name."""
+    """The entries that checkpoints keep in trainer_state.json, by name."""
     if state.stateful_callbacks is None:
         state.stateful_callbacks = {}
     return state.stateful_callbacks
@@ -345,7 +345,7 @@ class PlanProgress(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Where the run stands; what is to happen at the end of an epoch happens at the end of the plan's epochs."""
+        """Save the position; actions at the end of an epoch happen at the end of the plan's epochs."""
         step = state.global_step
         saved = _checkpoint_state(state)
         saved[_SAVED] = asdict(self._schedule.state_after(step))

@@ -46,7 +46,7 @@ _BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connect
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """What one rank last reported."""
+    """The last report of one rank."""
 
     number: int  # grows with every heartbeat, so that nobody's clock is compared with another's
     host: str
@@ -64,12 +64,12 @@ class Heartbeat:
         return self.step, self.part
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Serialise for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Heartbeat:
-        """What `to_bytes` wrote."""
+        """Parse the output of `to_bytes`."""
         return cls(**json.loads(text))
 
 
@@ -127,12 +127,12 @@ class Watchdog:
         at = f"; it is at {beat.at}" if beat.at else ""
         return [(2, rank, f"{_name(rank, beat)} has made no progress for {lag:.1f} s {others}{at}")]
 
-    def _lasts(self, now: float, rank: int, what: str, value: object) -> float:
-        """For how long this value has not changed."""
-        known = self._since.get((rank, what))
-        if known is None or known[0] != value:
-            self._since[rank, what] = known = (value, now)
-        return now - known[1]
+    def _lasts(self, now: float, rank: int, name: str, value: object) -> float:
+        """Seconds since this value last changed."""
+        last = self._since.get((rank, name))
+        if last is None or last[0] != value:
+            self._since[rank, name] = last = (value, now)
+        return now - last[1]
 
 
 def _name(rank: int, beat: Heartbeat) -> str:

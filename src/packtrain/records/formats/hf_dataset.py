@@ -181,7 +181,7 @@ def _pattern(names: Sequence[str]) -> str:
 
 
 def _call_datasets(spec: SourceSpec, function: str, **options: Any) -> Any:
-    """What a function of the datasets package says of a dataset."""
+    """Call a function of the datasets package on a dataset."""
     try:
         import datasets
     except ImportError as error:
@@ -203,7 +203,7 @@ def _call_datasets(spec: SourceSpec, function: str, **options: Any) -> Any:
 
 
 def _split(spec: SourceSpec) -> Any:
-    """What `load_dataset` gives for one split."""
+    """Load one split with `load_dataset`."""
     splits = _call_datasets(spec, "load_dataset", streaming=spec.streaming)
     check_split(spec, [str(split) for split in splits])
     return splits[spec.split]
@@ -231,7 +231,7 @@ def _until_fault(rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _size(value: Any) -> int:
-    """About how much memory a row takes."""
+    """Approximate memory of a row in bytes."""
     if isinstance(value, str | bytes):
         return 48 + len(value)
     if isinstance(value, Mapping):

@@ -195,7 +195,7 @@ class _Window:
             self._more()
 
     def _end_of_value(self) -> int | None:
-        """Where the value at the current place ends; None where the window ends first and the file goes on."""
+        """End of the value at the current place; None if the window ends first and the file goes on."""
         try:
             return self._scan(self._text, self._at)[1]
         except RecursionError as error:
@@ -229,7 +229,7 @@ class _Window:
         return RecordError("read", CUT_OFF, self.place())
 
     def place(self, at: int | None = None) -> str:
-        """Where in the file a place of the window is, by default the current one."""
+        """Describe the place in the file of a window position, by default the current one."""
         at = self._at if at is None else at
         return f"at line {self._lines + self._text.count(chr(10), 0, at) + 1}, character {self._forgotten + at + 1}"
 

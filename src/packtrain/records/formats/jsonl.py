@@ -77,7 +77,7 @@ def json_entry(origin: str, at: int, raw: bytes | str | RecordError) -> Entry:
 
 
 def _depth(value: Any) -> int:
-    """How deep containers are nested; without recursion, which this guards against."""
+    """Nesting depth of containers, computed without recursion, against which this guards."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -122,8 +122,8 @@ class JsonFormat(Format):
 
     def carried(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
         """Units of about `block` bytes that hold their elements."""
-        for held in in_chunks(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
-            yield Unit(file=file, first=held[0][0], payload=held)
+        for chunk in in_chunks(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
+            yield Unit(file=file, first=chunk[0][0], payload=chunk)
 
 
 class JsonLines(JsonFormat):

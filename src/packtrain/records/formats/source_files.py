@@ -125,7 +125,7 @@ def dataset_root(path: str) -> str:
 
 
 def local_root(spec: SourceSpec) -> str | None:
-    """What the names of a local source's files are relative to; None for remote data and for names on the hub."""
+    """The folder that names of a local source's files are relative to; None for remote data and hub names."""
     return dataset_root(spec.path) if os.path.isabs(spec.path) and not is_remote(spec.path) else None
 
 
@@ -156,12 +156,12 @@ def split_files(spec: SourceSpec) -> list[str]:
 
 
 def split_notes(specs: Iterable[SourceSpec]) -> tuple[str, ...]:
-    """What is to be said about the splits of folders."""
+    """Notes about the splits of folders."""
     return tuple(note for spec in specs if (note := split_note(spec)))
 
 
 def split_note(spec: SourceSpec) -> str | None:
-    """Which split of a folder is read and which are left; None where it has no others."""
+    """A note on which split of a folder is read and which are not; None if there is only one."""
     if spec.format == "hf_dataset" or not _is_folder(spec.path):
         return None
     names = list(_files_by_name(spec))
@@ -225,20 +225,20 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
 
 def in_chunks(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """Lists of items of about `most` bytes; even an empty item takes memory."""
-    held: list[T] = []
+    chunk: list[T] = []
     total = 0
     for item in items:
-        held.append(item)
+        chunk.append(item)
         total += 64 + size(item)
         if total >= most:
-            yield held
-            held, total = [], 0
-    if held:
-        yield held
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
 
 
 def shown_name(spec: SourceSpec, file: str) -> str:
-    """What messages call a file: its name relative to the dataset."""
+    """The name of a file in messages: relative to the dataset."""
     return writable(os.path.relpath(file, dataset_root(spec.path)).replace(os.sep, "/"))
 
 
@@ -269,7 +269,7 @@ class Format:
         raise NotImplementedError
 
     def num_entries(self, unit: Unit) -> int:
-        """How many `entries` a unit has; by reading them where that cannot be told."""
+        """Number of `entries` of a unit; reads them if there is no other way."""
         return sum(1 for _ in self.entries(unit, ""))
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
@@ -292,7 +292,7 @@ class Format:
         return self.entries(unit, name)
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
+        """Number of entries that `read` yields."""
         return 1 if isinstance(unit.payload, RecordError) else self.num_entries(unit)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:

@@ -35,8 +35,8 @@ def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dic
         expected = "one of " + ", ".join(subsets) if subsets else "none: no README.md in the folder has `configs`"
         raise ConfigError(f"subset of {folder}", got=subset, expected=expected, fix=nearest(subset, subsets) or _WAY)
     split_of_name: dict[str, str] = {}
-    for chosen in [subset] if subset is not None else subsets:
-        for split, pattern in subsets[chosen]:
+    for subset_splits in [subset] if subset is not None else subsets:
+        for split, pattern in subsets[subset_splits]:
             for name in names:
                 if _fits(pattern.split("/"), name.split("/")) and split_of_name.setdefault(name, split) != split:
                     got = f"{name} in the splits {split_of_name[name]} and {split}"
@@ -81,8 +81,8 @@ def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _texts(item: Any) -> list[str]:
-    given = [one for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
-    return [re.sub(r"(\*\*/)+", "**/", one.removeprefix("./")) for one in given if len(one) < 1000]
+    patterns = [one for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
+    return [re.sub(r"(\*\*/)+", "**/", one.removeprefix("./")) for one in patterns if len(one) < 1000]
 
 
 BAD_FOLDER = "saved dataset cannot be read"
@@ -181,9 +181,9 @@ def chosen_split(spec: SourceSpec, names: Mapping[str | None, Sequence[str]]) ->
         )
     if spec.split in splits:
         return spec.split
-    meant = [split for split in splits if _words(split) == {_WORDS.get(spec.split.lower(), "")}]
-    if len(meant) == 1:
-        return meant[0]
+    matches = [split for split in splits if _words(split) == {_WORDS.get(spec.split.lower(), "")}]
+    if len(matches) == 1:
+        return matches[0]
     check_split(spec, splits)
     return None
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from packtrain.records.span import Plain, PlainFile
 
 Source = str | PlainFile  # a local file, or bytes that are in none
-# Whether they are known to be sound, so that reading them cannot crash, stands beside rows.
+# Rows come with a flag: known to be sound, so that reading them cannot crash.
 FoundRow = tuple[pa.RecordBatch, bool]
 Rows = tuple[pa.Table, bool]
 
@@ -189,7 +189,7 @@ class ArrowRows:
 
 
 def arrow_source(source: Source) -> Any:
-    """What arrow reads from; a local file is mapped."""
+    """A source for arrow; a local file is memory-mapped."""
     return pa.memory_map(source) if isinstance(source, str) else pa.PythonFile(source, mode="r")
 
 
@@ -203,7 +203,7 @@ def is_sound(batch: pa.RecordBatch) -> bool:
 
 
 def plain_bytes(batch: pa.RecordBatch) -> int:
-    """How much a sound batch is at the most as plain Python, where each row has its own copy of what rows share."""
+    """Upper bound of a sound batch's size as plain Python, where each row has its own copy of shared values."""
     shared = any(_shares(field.type) for field in batch.schema)
     return int(batch.nbytes) * (batch.num_rows if shared else 1)
 

@@ -44,7 +44,7 @@ Rows = tuple[int, pa.RecordBatch, bool]
 
 
 class Table(Format):
-    """What both kinds of table files have in common: units are ranges of rows."""
+    """Base of the two table formats: units are ranges of rows."""
 
     rows_per_unit = 4096
 
@@ -301,7 +301,7 @@ def _require_whole(path: str, mapped: int) -> None:
 
 
 def _table_error(reason: str, error: Exception) -> RecordError:
-    """What arrow says, on one line."""
+    """Arrow's message on one line."""
     if isinstance(error, OSError) and error.errno:
         return unreadable(error)
     return RecordError("read", reason, " ".join(str(error).split())[:300])

@@ -75,7 +75,7 @@ class StreamedBytes:
         return sum(len(piece) for piece in self._pieces(size))
 
     def tell(self) -> int:
-        """Bytes passed so far, of the decompressed archive."""
+        """Position in the decompressed archive."""
         return self._before + self._at
 
     def _pieces(self, size: int) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ class PlacedBytes:
         return passed
 
     def tell(self) -> int:
-        """Bytes before this place, of the decompressed archive."""
+        """Position in the decompressed archive."""
         return self._at
 
 
@@ -347,8 +347,8 @@ class TarShards(Format):
             sample.problem = problem
         kind = extension.rpartition(".")[2]
         media = kind in MEDIA_ENDINGS
-        wanted = extension == "json" or extension in TEXT_KEYS or (media and sample.archive is None)
-        data = members.read(member) if wanted and not sample.problem else b""
+        needed = extension == "json" or extension in TEXT_KEYS or (media and sample.archive is None)
+        data = members.read(member) if needed and not sample.problem else b""
         sample.extensions.add(extension)
         if sample.problem:
             sample.media.clear()  # so that a broken sample holds no memory
@@ -359,13 +359,13 @@ class TarShards(Format):
             sample.media[extension] = MediaRef(
                 name=member.name, archive=sample.archive, offset=member.offset, size=member.size
             )
-        elif wanted:
+        elif needed:
             sample.texts[extension] = data
         elif not media:
             sample.others[extension] = f"{member.size:,} bytes"
 
     def _problem(self, sample: _Sample, extension: str, member: Member) -> RecordError | None:
-        """Why a member spoils its sample; None where it does not."""
+        """The reason why a member spoils its sample; None if it does not."""
         where = repr(member.name)
         if not member.is_file:
             return RecordError("read", LINK if member.kind in LINK_TYPES else SPECIAL, where)

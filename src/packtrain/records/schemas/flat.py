@@ -27,14 +27,14 @@ def prompt_completion_schema(value: RawRecord, pool: MediaPool | None) -> Conver
     completion = _turns(value["completion"], "completion", "assistant")
     if not prompt or not completion:
         raise RecordError("schema", "no messages", "empty prompt or completion")
-    (asked, tools), (answered, more) = unfold(prompt), unfold(completion)
-    messages = read_messages([*asked, *answered], pool)
+    (prompt_turns, tools), (completion_turns, completion_tools) = unfold(prompt), unfold(completion)
+    messages = read_messages([*prompt_turns, *completion_turns], pool)
     return ConvertedRecord(
         tuple(
-            replace(message, train=False) if position < len(asked) and message.role == "assistant" else message
+            replace(message, train=False) if position < len(prompt_turns) and message.role == "assistant" else message
             for position, message in enumerate(messages)
         ),
-        tools=(*tools, *more),
+        tools=(*tools, *completion_tools),
     )
 
 
@@ -55,24 +55,24 @@ def _turns(item: object, name: str, role: str) -> list[Any]:
 def instruction_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """Alpaca: `instruction`, optional `input` below it, `output`; optional `history` of earlier pairs."""
     question = _string(value, "instruction")
-    given = _string(value, "input") if value.get("input") is not None else ""
-    if given:
-        question = f"{question}\n{given}" if question else given
+    extra = _string(value, "input") if value.get("input") is not None else ""
+    if extra:
+        question = f"{question}\n{extra}" if question else extra
     turns: list[dict[str, str]] = []
     for pair in as_list(value.get("history") or [], "history"):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise RecordError("schema", "history is not a list of pairs", type(pair).__name__)
         turns += _exchange(*(_string({"history": text}, "history") for text in pair))
     messages = read_messages([*turns, *_exchange(question, _string(value, "output"))], pool)
-    return ConvertedRecord(messages, how="input one line below instruction" if given else "")
+    return ConvertedRecord(messages, how="input one line below instruction" if extra else "")
 
 
 def alpaca_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """The same columns in the prompt that Alpaca was trained with: plain text, no chat template."""
     if pool is not None or value.get("history"):
         raise RecordError("schema", "media or history in Alpaca's prompt", "schema instruction takes them")
-    given = _string(value, "input") if value.get("input") is not None else ""
-    sections = {"Instruction": _string(value, "instruction"), "Input": given}
+    extra = _string(value, "input") if value.get("input") is not None else ""
+    sections = {"Instruction": _string(value, "instruction"), "Input": extra}
     paired = ", paired with an input that provides further context" if sections["Input"] else ""
     lead = f"Below is an instruction that describes a task{paired}. {_APPROPRIATELY}"
     written = "".join(f"\n\n### {name}:\n{text}" for name, text in sections.items() if text or name == "Instruction")
@@ -140,7 +140,7 @@ def tokens_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
 
 
 def _masks(value: RawRecord, ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Which tokens carry loss, by each column that says so."""
+    """The loss mask of each column that has one."""
     if value.get("labels") is not None:
         labels = _numbers(value["labels"], "labels")
         for at, (label, own) in enumerate(zip(labels, ids, strict=False)):
@@ -195,7 +195,7 @@ def _first_outside(ids: Sequence[int]) -> int:
 
 
 def _spans(marked: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """Where spans begin and end.
+    """Start and end of each span of True.
 
     >>> _spans([True, False, True, True])
     ((0, 1), (2, 4))

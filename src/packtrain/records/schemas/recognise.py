@@ -78,7 +78,7 @@ _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` 
 
 
 class Plan(NamedTuple):
-    """What can be said about a record from its column names alone, kept because most records share them."""
+    """Facts that follow from a record's column names alone; cached because most records share them."""
 
     schemas: tuple[tuple[str, tuple[str, ...]], ...]  # candidates with the columns each would use
     media: tuple[tuple[str, MediaKind], ...]  # aliases last
@@ -178,7 +178,7 @@ def _unknown(value: RawRecord) -> RecordError:
 
 
 def looks_like(value: RawRecord) -> str:
-    """Which names of columns, or places in them, would make it a schema.
+    """Suggest which renamed columns, or places in them, would make it match a schema.
 
     >>> looks_like({"query": "2+2?", "Response": "4"})
     'looks like: --columns query=question,Response=answer'
@@ -210,7 +210,7 @@ def looks_like(value: RawRecord) -> str:
 
 
 def _text_in(name: str, item: Any) -> str:
-    """Where a column has its text: itself, the first of a list, or `text` of an object."""
+    """The place of a column's text: itself, the first of a list, or `text` of an object."""
     if isinstance(item, Mapping):
         return _text_in(f"{name}.text", item.get("text"))
     if isinstance(item, list | tuple):

@@ -207,7 +207,7 @@ class MediaPool:
         return None
 
     def left(self) -> list[tuple[MediaKind, int]]:
-        """How many media of each kind nobody has asked for."""
+        """Number of media of each kind that no message has used."""
         columns, attached = self._columns, self._free
         counts = {
             kind: len(columns.get(kind, ())) - self._taken[kind] + len(attached.get((kind, None), ())) for kind in KINDS
@@ -229,7 +229,7 @@ class MediaPool:
 
 
 def _extension(name: str) -> str:
-    """What follows the last dot; the whole name where there is none."""
+    """The text after the last dot; the whole name if there is none."""
     return name.rpartition(".")[2].lower()
 
 

@@ -112,17 +112,17 @@ def apply_formatting(function: Formatting, value: RawRecord) -> dict[str, object
     A list of messages keeps the media columns of the raw record; a returned dict is taken as it is. The id stays.
     """
     try:
-        made = function(dict(value))
+        result = function(dict(value))
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"[:300]
         raise RecordError("formatting", "the formatting function raised", detail) from error
-    kept = {name: value[name] for name in ID_COLUMNS if name in value}
-    if isinstance(made, list | tuple):
-        kept |= {name: value[name] for name in (*MEDIA_COLUMNS, *MEDIA_ALIASES) if name in value}
-        return {**kept, "messages": made}
-    if isinstance(made, Mapping) and made.get("messages") is not None:
-        return {**kept, **made}
-    raise RecordError("formatting", "the formatting function returned no messages", type(made).__name__)
+    fields = {name: value[name] for name in ID_COLUMNS if name in value}
+    if isinstance(result, list | tuple):
+        fields |= {name: value[name] for name in (*MEDIA_COLUMNS, *MEDIA_ALIASES) if name in value}
+        return {**fields, "messages": result}
+    if isinstance(result, Mapping) and result.get("messages") is not None:
+        return {**fields, **result}
+    raise RecordError("formatting", "the formatting function returned no messages", type(result).__name__)
 
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
@@ -269,7 +269,7 @@ def _rename_columns(value: RawRecord, columns: Mapping[str, str]) -> dict[str, o
 
 
 def _lookup(item: object, key: str) -> object:
-    """What an object has under a key, or a list at a place; None where there is nothing."""
+    """The value of an object's key, or of a list's index; None if there is none."""
     if isinstance(item, Mapping):
         return item.get(key)
     if isinstance(item, list | tuple) and key.isdecimal() and int(key) < len(item):

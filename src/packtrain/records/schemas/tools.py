@@ -55,7 +55,7 @@ _CONTENT = ("role", "content", "from", "value")
 
 
 def unfold(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
-    """The turns as OpenAI writes them, and the tool definitions that stood in them."""
+    """The turns in OpenAI's form, and the tool definitions that they contained."""
     for turn in turns:
         if _is_folded(turn):
             break
@@ -121,7 +121,7 @@ def _add_calls(turns: list[Any], turn: RawRecord, role: str) -> None:
 
 
 def _merge_keys(rest: RawRecord, extras: RawRecord) -> dict[str, Any]:
-    """What was made of a turn with the rest of its keys, which must not say the same once more."""
+    """Merge the converted keys of a turn with the rest, which must not repeat them."""
     for key in EXTRA_KEYS:
         if key in extras and rest.get(key):
             raise RecordError("schema", "two kinds of tool calls or reasoning in one message", key)
@@ -129,7 +129,7 @@ def _merge_keys(rest: RawRecord, extras: RawRecord) -> dict[str, Any]:
 
 
 def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
-    """One turn for what a message says, one for each tool's answer in it, in their order."""
+    """Split a message into one turn for its content and one for each tool's answer, in order."""
     content = turn.get("content") or turn.get("value")
     assert content is not None
     rest = {key: item for key, item in turn.items() if key not in _CONTENT}
@@ -192,14 +192,14 @@ def read_extras(turn: RawRecord, role: str) -> Extras | None:
     calls = parse_json(calls, "a tool call is not JSON") if isinstance(calls, str) else calls
     if calls and not isinstance(calls, list | tuple):
         raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(calls).__name__}")
-    said = {key: text for key in REASONING_KEYS if (text := _text(turn.get(key), key))}
-    if len(set(said.values())) > 1:
-        raise RecordError("schema", "two kinds of tool calls or reasoning in one message", " and ".join(said))
-    if not calls and not said:
+    reasoning = {key: text for key in REASONING_KEYS if (text := _text(turn.get(key), key))}
+    if len(set(reasoning.values())) > 1:
+        raise RecordError("schema", "two kinds of tool calls or reasoning in one message", " and ".join(reasoning))
+    if not calls and not reasoning:
         return None
     if role != "assistant":
         raise RecordError("schema", "tool calls or reasoning of a role that is not the assistant's", role)
-    return Extras(tool_calls=tuple(map(_call, calls or ())), reasoning=next(iter(said.values()), None))
+    return Extras(tool_calls=tuple(map(_call, calls or ())), reasoning=next(iter(reasoning.values()), None))
 
 
 def _text(item: object, key: str) -> str | None:
@@ -231,12 +231,12 @@ def _call(item: object) -> ToolCall:
 # ---- what a record has beside its messages
 
 
-def read_variables(value: RawRecord, said: Sequence[Any]) -> Variables | None:
-    """The tool definitions and template arguments of a record; `said` are definitions that its messages hold."""
+def read_variables(value: RawRecord, in_messages: Sequence[Any]) -> Variables | None:
+    """The tool definitions and template arguments of a record; `in_messages` are definitions that its messages hold."""
     columns = [name for name in TOOL_COLUMNS if value.get(name)]
-    if len(columns) + bool(said) > 1:
+    if len(columns) + bool(in_messages) > 1:
         raise RecordError("schema", "two columns of tool definitions", " and ".join(columns) or "columns and parts")
-    tools = parse_json(value[columns[0]], "tool definitions are not JSON") if columns else list(said)
+    tools = parse_json(value[columns[0]], "tool definitions are not JSON") if columns else list(in_messages)
     if not isinstance(tools, list | tuple):
         raise RecordError("schema", "tool definitions are not a list", type(tools).__name__)
     kwargs = _kwargs(value.get(KWARGS_COLUMN))
@@ -296,7 +296,7 @@ def _drop_nulls(item: Any) -> Any:
 
 
 def parse_json(item: Any, reason: str) -> Any:
-    """What a text of JSON says; anything else as it is."""
+    """Parse a text as JSON; return anything else unchanged."""
     if not isinstance(item, str):
         return item
     try:

@@ -146,7 +146,7 @@ def refuse_lookalikes(unread: Iterable[tuple[str, object]], messages: Sequence[M
 
 
 def _rename_hint(name: str, ours: str) -> str:
-    """What to do about a column; keys of messages cannot be renamed."""
+    """Hint how to rename a column; keys of messages cannot be renamed."""
     return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid if it is something else"
 
 
@@ -158,19 +158,19 @@ def _medium_in(item: object, words: set[str]) -> MediaKind | None:
     """The kind of medium that something seems to be, by itself or by the words of its name."""
     if isinstance(item, list | tuple):
         item = next((one for one in item if one is not None), None)
-    said = next((kind for kind, known in _MEDIA_WORDS.items() if words & known and not words & _ABOUT), None)
+    guess = next((kind for kind, hints in _MEDIA_WORDS.items() if words & hints and not words & _ABOUT), None)
     if isinstance(item, Mapping):
         data = item.get("bytes") is not None and "path" in item  # as the datasets package keeps images
-        item, said = next((item[key] for key in _INNER if item.get(key)), None), said or ("image" if data else None)
+        item, guess = next((item[key] for key in _INNER if item.get(key)), None), guess or ("image" if data else None)
     if isinstance(item, bytes | bytearray | memoryview):
-        return said
+        return guess
     if not isinstance(item, str) or len(item) < 3:
         return None
     if item.startswith("data:"):
         return next((kind for kind in _MEDIA_WORDS if item.startswith(f"data:{kind}/")), None)
     ending = _ENDING.fullmatch(item[item.rfind(".") :]) if "\n" not in item else None
     kind = MEDIA_ENDINGS.get(ending[1].lower()) if ending and ending[1] != "ts" else None  # also that of TypeScript
-    return kind or (said if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
+    return kind or (guess if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
 
 
 def _unread_in_turns(turns: Iterable[RawRecord], column: str) -> Iterator[tuple[str, object]]:

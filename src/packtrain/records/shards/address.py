@@ -44,7 +44,7 @@ _PASSING = (408, 425, 429)  # and all from 500 on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What tells one content of a file from another, as far as its file system says."""
+    """Identifies the content of a file, as far as its file system can."""
 
     size: int | None  # as stored, so compressed where the file is
     stamp: str
@@ -93,7 +93,7 @@ def identify(path: str, pauses: Sequence[float] = PAUSES) -> Identity:
 
 
 def remote_state(url: str, pauses: Sequence[float] = PAUSES) -> dict[str, object]:
-    """What identifies a remote file, for fingerprints; one that is not there is a state too."""
+    """The state of a remote file for fingerprints; a missing file is a state too."""
     try:
         with reaching(url):
             identity = identify(url, pauses)
@@ -103,7 +103,7 @@ def remote_state(url: str, pauses: Sequence[float] = PAUSES) -> dict[str, object
 
 
 def with_retries(path: str, ask: Callable[[], Answer], pauses: Sequence[float]) -> Answer:
-    """What a file system answers, through faults that pass. RecordError where there is no file, Unreachable at last."""
+    """Ask a file system, retrying transient faults. RecordError if there is no file, Unreachable in the end."""
     try:
         return retry(ask, pauses, passes=_may_pass)
     except (*_OURS, _Changed):
@@ -161,13 +161,13 @@ def _lasting_fault(path: str, error: Exception, attempts: int) -> RecordError | 
 
 
 def _read_timeout() -> float:
-    given = os.environ.get(READ_TIMEOUT) or str(SECONDS)
+    text = os.environ.get(READ_TIMEOUT) or str(SECONDS)
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ConfigError(READ_TIMEOUT, got=given, expected="a number of seconds")
+        raise ConfigError(READ_TIMEOUT, got=text, expected="a number of seconds")
     return seconds
 
 
@@ -180,10 +180,10 @@ def _patience(url: str, settings: Any) -> dict[str, object]:
 
     seconds = _read_timeout()
     timeout = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
-    given: dict[str, Any] = {}
+    client_kwargs: dict[str, Any] = {}
     for scheme in ("http", "https"):
-        given |= settings.get(scheme, {}).get("client_kwargs", {})
-    return {scheme: {"client_kwargs": {"timeout": timeout, **given}} for scheme in schemes}
+        client_kwargs |= settings.get(scheme, {}).get("client_kwargs", {})
+    return {scheme: {"client_kwargs": {"timeout": timeout, **client_kwargs}} for scheme in schemes}
 
 
 def _identify(path: str) -> Identity:
@@ -302,8 +302,8 @@ def _open_at(path: str, position: int) -> BinaryIO:
 def missing_file(path: str, error: Exception) -> RecordError:
     """A file that is not there, or that we may not read."""
     status = _status(error)
-    said = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
-    return RecordError("read", CANNOT_OPEN, f"{path}: {said}")
+    problem = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
+    return RecordError("read", CANNOT_OPEN, f"{path}: {problem}")
 
 
 def unreadable(error: OSError) -> RecordError:
@@ -357,6 +357,6 @@ def _list_folder(name: str, endings: tuple[str, ...]) -> list[str]:
     return [_url(name, file) for file, skip in zip(below, hidden, strict=True) if not skip]
 
 
-def _url(asked: str, name: str) -> str:
+def _url(url: str, name: str) -> str:
     """A name that a file system has answered, as the URL of that file."""
-    return public(name) if "://" in name else asked.rpartition("://")[0] + "://" + name
+    return public(name) if "://" in name else url.rpartition("://")[0] + "://" + name

@@ -252,7 +252,7 @@ class CachedFiles(LocalFiles):
 
 
 def _compression(file: str) -> Compression:
-    """How a local file is compressed, by its first bytes."""
+    """The compression of a local file, by its first bytes."""
     try:
         with open_raw(file) as raw:
             return detect_compression(raw.read(4))

@@ -46,7 +46,7 @@ Outcome = Literal["settled", "busy", "no room"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Order:
-    """What is to be in the cache, and where it comes from."""
+    """A file to be put into the cache, and its source."""
 
     key: EntryKey
     file: str
@@ -162,7 +162,7 @@ class ShardCache:
                 self._folder.leave(member)
 
     def made(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
-        """What is made from a file, kept like a file; `blocks` are asked for only where they are needed.
+        """A file derived from another one, cached like a file; `blocks` are read only if it is not there yet.
 
         Raises NoRoom or CacheFault. The caller releases it.
         """
@@ -196,7 +196,7 @@ class ShardCache:
         self._prefetcher.want(self._wanted)
 
     def _identity(self, file: str) -> Identity:
-        """What a file was when this process first looked; later changes of a source are not followed."""
+        """The identity of a file when this process first looked; later changes of a source are ignored."""
         if file not in self._identities:
             self._identities[file] = identify(file, self._pauses)
         return self._identities[file]
