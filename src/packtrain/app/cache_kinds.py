@@ -71,7 +71,7 @@ class CacheKind:
             return (f"cannot be read: {_first_line(error)}",)
 
     def faults(self, path: Path) -> tuple[str, ...]:
-        """What is wrong with the content of an entry."""
+        """The faults of an entry's content."""
         try:
             faults = self.check(path)
             return tuple(faults) if isinstance(faults, Iterator) else ()

@@ -102,7 +102,7 @@ CPU = Gpu(name="cpu", memory_bytes=8 << 30, bf16_flops=1e11, bandwidth=2e10, lin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationOutcome:
-    """What was measured and fitted, and how good the fit is."""
+    """The measurements, the fit, and how good it is."""
 
     gpu: str
     trials: tuple[str, ...]  # all settings, in order
@@ -130,12 +130,12 @@ class CalibrationOutcome:
         )
 
     def as_json(self) -> dict[str, object]:
-        known = self.calibration
+        calibration = self.calibration
         return {
             "gpu": self.gpu,
-            **{name: getattr(known, name, None) for name in ("device", "torch", "transformers", "date")},
+            **{name: getattr(calibration, name, None) for name in ("device", "torch", "transformers", "date")},
             "seconds": self.seconds,
-            "fits": {mode: asdict(one) for mode, one in known.fits.items()} if known else {},
+            "fits": {mode: asdict(one) for mode, one in calibration.fits.items()} if calibration else {},
             "rows": [_row(row) for row in self.rows],
             "leave_one_out": [_row(row) for row in self.left_out],
             "failed": {one.name: one.error for one in self.failed},
@@ -193,11 +193,11 @@ def calibrate(
     measurements = _measure(trials, place, begun + budget, progress)
     done = {one.name for one in measurements}
     files = _files(place.gpu, out)
-    kept = _earlier(place, by_name=bool(only), now=measurements)
+    earlier = _earlier(place, by_name=bool(only), now=measurements)
     order = {trial.name: number for number, trial in enumerate(every)}
-    together = sorted((*kept, *measurements), key=lambda one: order.get(one.name, -1))
+    together = sorted((*earlier, *measurements), key=lambda one: order.get(one.name, -1))
     torch_version, transformers_version = _versions()
-    known = Calibration(
+    calibration = Calibration(
         gpu=place.gpu.name,
         device=place.name,
         torch=torch_version,
@@ -206,9 +206,9 @@ def calibrate(
         fits={},
         measurements=tuple(together),
     )
-    _save(known, files)  # minutes of a GPU, even if the fit fails
+    _save(calibration, files)  # minutes of a GPU, even if the fit fails
     return replace(
-        _fit_and_save(known, place.gpu, files),
+        _fit_and_save(calibration, place.gpu, files),
         trials=names,
         skipped=tuple(name for name in names if name not in done),
         seconds=time.monotonic() - begun,
@@ -217,9 +217,9 @@ def calibrate(
 
 def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutcome:
     """Fit again to the measurements of a stored file, of any machine, and keep the result here."""
-    known = read_calibration(Path(path))
-    gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
-    return _fit_and_save(known, gpu, _files(gpu, out))
+    calibration = read_calibration(Path(path))
+    gpu = CPU if calibration.gpu == CPU.name else find_gpu(calibration.gpu)
+    return _fit_and_save(calibration, gpu, _files(gpu, out))
 
 
 def _fit_and_save(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
@@ -318,7 +318,7 @@ def calibration_trials(
 ) -> tuple[Trial, ...]:
     """The trials for a GPU, in the order in which they are run; packs are shorter where memory is small.
 
-    `model` stands in for the main shape. On a CPU (its name is the data sheet's) all shapes are small ones, in fp32.
+    `model` replaces the main shape. On a CPU (its name is the data sheet's) all shapes are small ones, in fp32.
     """
     own = model_config(model) if model is not None else None
     trials: list[Trial] = []

@@ -79,7 +79,7 @@ class DatasetSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Built:
-    """What building a dataset gives."""
+    """The result of building a dataset."""
 
     source: PackSource
     encoder: SampleEncoder
@@ -89,7 +89,7 @@ class _Built:
 
 
 class _PackDataset:
-    """What both ways of access share."""
+    """Shared by datasets with random access and iterable ones."""
 
     _streams = False
 
@@ -172,7 +172,7 @@ class _PackDataset:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What measuring noticed about the data, and a setting that means something else for packs."""
+        """Notes of measuring the data, and of settings that mean something else for packs."""
         grouped = self.config.group_by_length and self.config.has_packs
         note = ("group_by_length is balance: strict for packs: packs of similar work share a step",) if grouped else ()
         return (*note, *self._parts().notes)

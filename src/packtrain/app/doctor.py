@@ -163,16 +163,16 @@ def _driver() -> str:
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""
-    asked = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return next(iter(done.stdout.split()), "")
 
 
 def _version(package: str, distribution: str | None = None) -> str:
-    """Of an installed package, without importing it."""
+    """The version of an installed package, without importing it."""
     if find_spec(package) is None:
         return ""
     try:

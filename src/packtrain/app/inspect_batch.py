@@ -200,7 +200,7 @@ def _quieten() -> None:
 
 
 def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[MediaHeader, ...]]:
-    """What the headers of some rows' media said when they were measured."""
+    """The media headers of some rows, as they were measured."""
     indices = table.rows(("index",), np.array(rows, np.int64))["index"].tolist()
     columns = pq.read_table(
         table.folder / MEDIA, columns=["record", *_HEADER], filters=[("record", "in", indices)]
@@ -234,7 +234,7 @@ def _patch_size(config: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Encoded:
-    """What is known about an encoded sample beside its tensors."""
+    """Facts about an encoded sample that its tensors do not hold."""
 
     record: Record
     start: int
@@ -292,7 +292,7 @@ class _RecordingEncoder:
 
 
 def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int | None]:
-    """Which medium of its kind each token belongs to. Media of one kind stand in order, whatever stands between."""
+    """Which medium of its kind each token belongs to. Media of one kind are in order, whatever is between them."""
     kinds = sample.token_kinds.numpy()
     numbers = np.zeros(len(kinds), np.int64)
     for kind in MODALITIES.values():
@@ -435,7 +435,7 @@ class _TokenTexts:
 
 
 def _token_bytes(name: str) -> bytes | None:
-    """The bytes that a token's name in the vocabulary stands for; None where it stands for itself."""
+    """The bytes that a token's name in the vocabulary encodes; None where the name is the text itself."""
     one = _BYTE.fullmatch(name)
     if one is not None:
         return bytes.fromhex(one[1])

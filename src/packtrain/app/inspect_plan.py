@@ -151,9 +151,9 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackP
     """The packs that have samples with this id, and their rows in the cost table."""
     rows = _rows_named(table, name)
     if not len(rows):
-        known = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
-        expected = f"the id of a measured sample, such as {known[0]!r}"
-        raise ConfigError("--sample", got=name, expected=expected, fix=nearest(name, known))
+        ids = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
+        expected = f"the id of a measured sample, such as {ids[0]!r}"
+        raise ConfigError("--sample", got=name, expected=expected, fix=nearest(name, ids))
     lengths = dict(zip(rows.tolist(), table.rows(("tokens",), rows)["tokens"].tolist(), strict=True))
     places = []
     for epoch in range(plan.num_epochs):

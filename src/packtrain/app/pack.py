@@ -90,7 +90,7 @@ def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:
-    """Of the model; none where it is not available."""
+    """Notes on packing this model; none where its settings are not available."""
     try:
         return packing_notes(read_settings(table.places.model))
     except PacktrainError:
@@ -98,7 +98,7 @@ def _notes(table: CostTable) -> tuple[str, ...]:
 
 
 def choose_work_model(table: CostTable) -> tuple[WorkModel, str]:
-    """What predicts the work of a pack: the shape of the measured model, or a generic one."""
+    """The model that predicts the work of a pack: by the shape of the measured model, or a generic one."""
     try:
         shape = read_shape(table.places.model)
     except PacktrainError as error:
@@ -109,16 +109,16 @@ def choose_work_model(table: CostTable) -> tuple[WorkModel, str]:
 def _load_matching_plan(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
     """The plan in that folder; its cost table may have been moved."""
     plan = PackPlan.load(folder)
-    wanted: dict[str, object] = {
+    expected: dict[str, object] = {
         "config": config.describe(),
         "inputs": plan_inputs(table),
         "packer_version": PACKER_VERSION,
         "packer_source": packer_source(config.packing_strategy),
     }
     if work is not GENERIC_WORK:  # deleting the model does not change the packs
-        wanted["work"] = asdict(work)
+        expected["work"] = asdict(work)
     before = asdict(plan.summary)
-    changed = differences({name: before[name] for name in wanted}, wanted)
+    changed = differences({name: before[name] for name in expected}, expected)
     if changed:
         raise ArtifactError(
             str(folder),

@@ -110,16 +110,16 @@ def plan(
     today, counted = _baseline(run, table, gpus, configured=config is not None)
     compiled = {"compiled": compiles(run, packing=True)}
     own = training_setup(run, gpus=gpus, given=compiled)
-    planned, known = training_setup(run, gpus=gpus, given={**compiled, **(setup or {})}), find_gpu(gpu)
+    planned, data_sheet = training_setup(run, gpus=gpus, given={**compiled, **(setup or {})}), find_gpu(gpu)
     padded = Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)})
-    time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
-    padded_time, padded_memory, _ = coefficients_for(known, compiled=padded.compiled)
+    time, memory, calibrated = coefficients_for(data_sheet, compiled=planned.compiled)
+    padded_time, padded_memory, _ = coefficients_for(data_sheet, compiled=padded.compiled)
     packing = packing_from(_packing(run), seed=run.training.seed or 0 if seed is None else seed)
     question = Question(
         rows=read_rows(table, packing.seed),
         shape=shape,
         model=name,
-        gpu=known,
+        gpu=data_sheet,
         setup=planned,
         baseline=padded,
         packing=packing,
@@ -200,20 +200,20 @@ def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
 def _secrets_note(run: RunConfig) -> tuple[str, ...]:
     """Secrets are not stored, so a recommended config is incomplete without them."""
     urls = [f"data.{name}" for name, value in run.data.given("dataset_path", "eval_path").items() if has_secrets(value)]
-    named = [*(f"training.{name}" for name in secrets_of(run.training.given())), *urls]
+    names = [*(f"training.{name}" for name in secrets_of(run.training.given())), *urls]
     return (
-        (f"secrets are not written into the config, pass them to packtrain train: {', '.join(named)}",) if named else ()
+        (f"secrets are not written into the config, pass them to packtrain train: {', '.join(names)}",) if names else ()
     )
 
 
 def _filter_samples(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's filters, where it was measured without them."""
     measured = table.user_config.get("data", {})
-    given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
-    if not given:
+    chosen = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
+    if not chosen:
         return table, ()
-    filtered = table.filtered(**given)
-    filters = ", ".join(f"{name} {value}" for name, value in given.items())
+    filtered = table.filtered(**chosen)
+    filters = ", ".join(f"{name} {value}" for name, value in chosen.items())
     return filtered, (f"the config's {filters} leaves out {len(table) - len(filtered):,} of {len(table):,} samples",)
 
 
@@ -241,8 +241,8 @@ def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
 def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's media limits, where it was measured under others."""
     measured = {**table.summary.limits.given(), **table.limits.given()}
-    wanted = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
-    changed = {name: value for name, value in wanted.items() if measured.get(name) != value}
+    configured = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
+    changed = {name: value for name, value in configured.items() if measured.get(name) != value}
     if not changed:
         return table, ()
     limits = ", ".join(f"{name} {value}" for name, value in changed.items())
@@ -267,12 +267,12 @@ def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShap
 
 
 def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
-    given = run.training.num_train_epochs
-    return () if given in (None, study.epochs) else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
+    epochs = run.training.num_train_epochs
+    return () if epochs in (None, study.epochs) else (f"num_train_epochs {epochs:g} is planned as {study.epochs}",)
 
 
 def _cut_note(plan: PackPlan) -> tuple[str, ...]:
-    """What the recommended packs cut off in an epoch."""
+    """A note on what the recommended packs cut off in an epoch."""
     counts = plan.summary.epochs[0]
     if not counts.cut_rows:
         return ()
@@ -327,15 +327,15 @@ def _in_samples(
     return {**settings, "effective_batch_size": samples}, (note,)
 
 
-def _samples_per_pack(given: DataSection, table: CostTable) -> float:
+def _samples_per_pack(data: DataSection, table: CostTable) -> float:
     """The approximate number of samples in a pack of this config."""
     fits = np.ones(len(table), bool)
-    if given.overlong in (None, "drop"):  # dropped samples must not count in the mean
-        fits = np.minimum(table.column("tokens"), given.cutoff_len or 2**62) <= given.packing_length
+    if data.overlong in (None, "drop"):  # dropped samples must not count in the mean
+        fits = np.minimum(table.column("tokens"), data.cutoff_len or 2**62) <= data.packing_length
     if not fits.any():
         return 1.0
-    known = table.summary.statistics.columns
-    used = [(limit, LIMITS[name]) for name, limit in given.given(*LIMITS).items() if LIMITS[name] in known]
+    columns = table.summary.statistics.columns
+    used = [(limit, LIMITS[name]) for name, limit in data.given(*LIMITS).items() if LIMITS[name] in columns]
     means = [(limit, float(table.column(resource)[fits].mean())) for limit, resource in used]
     return min(limit / mean for limit, mean in means if mean)
 
@@ -357,8 +357,8 @@ def _limit_sets(limits: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """Every combination of the values to try, including no limit."""
     for name in limits:
         if name not in LIMITS or name == "packing_length":
-            known = [setting for setting in LIMITS if setting != "packing_length"]
-            raise ConfigError(f"limits.{name}", got=name, expected=", ".join(known), fix=nearest(name, known))
+            settings = [setting for setting in LIMITS if setting != "packing_length"]
+            raise ConfigError(f"limits.{name}", got=name, expected=", ".join(settings), fix=nearest(name, settings))
     choices = [[(name, value) for value in (None, *values)] for name, values in limits.items()]
     sets = [{name: value for name, value in one if value is not None} for one in product(*choices)]
     return [one for one in sets if one]

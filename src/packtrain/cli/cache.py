@@ -154,7 +154,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
 
 
 def considered_line(entries: Sequence[Cached]) -> str:
-    """What `clear` selects from."""
+    """The entries that `clear` selects from."""
     kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries)) or "none"
     return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out is kept"
 

@@ -101,8 +101,8 @@ def show_calibration(outcome: CalibrationOutcome, console: Terminal) -> None:
             console.print(f"  {escape(shown(name))}")
         console.print("next: run it on the GPU machine, or try --device cpu --quick")
         return
-    known = outcome.calibration
-    about = f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}"
+    measured = outcome.calibration
+    about = f"{measured.device}, torch {measured.torch}, transformers {measured.transformers}, {measured.date}"
     fits = table(escape(shown(about)), ("setting", "step s", "off", "GiB", "off", "reserved", "context"), ("setting",))
     fits.columns[0].min_width = 30
     for row in outcome.rows:
@@ -115,7 +115,7 @@ def show_calibration(outcome: CalibrationOutcome, console: Terminal) -> None:
     for name in outcome.skipped:
         console.print(f"[yellow]skipped (out of budget):[/] {escape(shown(name))}")
     console.print(summary(outcome))
-    for path in outcome.files if known.fits else ():
+    for path in outcome.files if measured.fits else ():
         console.print(f"stored in {escape(str(path))}")
 
 
@@ -137,11 +137,11 @@ def summary(outcome: CalibrationOutcome) -> str:
 
 def markdown(outcome: CalibrationOutcome) -> str:
     """The table for documentation."""
-    known = outcome.calibration
-    if known is None:
+    measured = outcome.calibration
+    if measured is None:
         return ""
     lines = [
-        f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}.",
+        f"{measured.device}, torch {measured.torch}, transformers {measured.transformers}, {measured.date}.",
         "",
         "| " + " | ".join(column or "used for" for column in _COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),

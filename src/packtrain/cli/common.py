@@ -1,4 +1,4 @@
-"""What the verbs share: values of options, JSON output, errors without a traceback."""
+"""Shared by the commands: values of options, JSON output, errors without a traceback."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def _show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """As Python shows it, made visible."""
+    """Show a warning as Python does, with control characters escaped."""
     text = warnings.formatwarning(message, category, filename, lineno, line)  # type: ignore[arg-type]
     (file or sys.stderr).write(visible(public(text)))
 
 
 class _Logged(logging.Handler):
-    """What other libraries log, as Python shows it where nobody asks for it, made visible."""
+    """Shows what other libraries log, as Python does by default, with control characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(visible(public(self.format(record))) + "\n")

@@ -48,7 +48,7 @@ def verb_options(verb: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 def _parameter(name: str, one: Key) -> inspect.Parameter:
-    """As typer reads it. Nothing has a default here: what is not said stays unsaid."""
+    """A key as a typer parameter, without a default: an unused option leaves its setting unset."""
     default = "" if one.default is False else one.default_words  # a flag says it by being one
     help = f"{one.help} Default: {default}." if default else one.help
     names = one.options or (_option(name),)

@@ -121,7 +121,7 @@ def trained_json(trained: DemoTraining | None) -> dict[str, Any] | None:
     if trained is None:
         return None
     return {
-        "verified": trained.verdict.passed,
+        "verified": trained.check_report.passed,
         "reused": trained.reused,
         "runs": [str(folder) for folder in trained.folders],
         "page": str(trained.reported.page),
@@ -136,7 +136,7 @@ def show_trained(trained: DemoTraining, console: Terminal) -> None:
     content = trained.reported.content
     if trained.reused:
         console.print("Nothing has changed since both were trained: the runs are reused.")
-    report = trained.verdict
+    report = trained.check_report
     outcome = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[report.outcome]
     console.print(f"Packing check {outcome}: {len(report.checks)} checks.")
     compared = table(escape(content["headline"]), ("", *(escape(run["label"]) for run in content["runs"])), text=("",))

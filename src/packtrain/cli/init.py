@@ -29,7 +29,7 @@ _FIRST = (
     *("warmup_steps", "weight_decay", "save_steps", "eval_steps", "report_to"),
 )
 _HEAD = """\
-# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults stand beside them.
+# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults are beside them.
 # Any of them may also be set on the command line: packtrain train FILE training.learning_rate=1e-5
 """
 _TAIL = "Every setting of transformers.TrainingArguments can be set here too."
@@ -70,10 +70,10 @@ def sample_config(given: Mapping[str, object]) -> str:
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         lines = [f"{name}:"]
-        known = section.known()
-        for key in (*(key for key in _FIRST if key in known), *(key for key in known if key not in _FIRST)):
-            if known[key].help:
-                lines += _setting(key, known[key], given)
+        keys = section.known()
+        for key in (*(key for key in _FIRST if key in keys), *(key for key in keys if key not in _FIRST)):
+            if keys[key].help:
+                lines += _setting(key, keys[key], given)
         if name == "training":
             lines += ["", f"  # {_TAIL}"]
         parts.append("\n".join(lines) + "\n")

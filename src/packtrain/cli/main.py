@@ -42,7 +42,7 @@ class Verbs(TyperGroup):
 
 
 def _meant(error: Any) -> list[str]:
-    """What is written for an option as other trainers name it: an option here, or a setting of a run."""
+    """The option or setting of a run that another trainer's name for an option means."""
     from packtrain.config.sections import ALIASES, HOMES, LEADS
 
     name = error.option_name.lstrip("-").replace("-", "_")

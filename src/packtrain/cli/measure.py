@@ -167,7 +167,7 @@ def _statistics_table(summary: MeasureSummary) -> Table:
 
 
 def ledger_table(title: str, counted: str, reasons: Mapping[str, int]) -> Table:
-    """What is not used, by reason."""
+    """A table of unused entries by reason."""
     ledger = table(title, ("stage: reason", counted), text=("stage: reason",))
     for reason, count in reasons.items():
         ledger.add_row(escape(reason), f"{count:,}")

@@ -151,7 +151,7 @@ def _rates(course: Course) -> str:
 
 
 def _media(numbers: RunNumbers) -> str:
-    """What there is beside text.
+    """The media of a run.
 
     >>> from types import SimpleNamespace as Numbers
     >>> _media(Numbers(images=0, videos=1, frames=16)), _media(Numbers(images=2, videos=0, frames=0))
@@ -179,10 +179,10 @@ def _step(ready: ReadyRun) -> str:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
         pieces = f"{numbers.packs_per_step:,} pieces of about {counted(round(numbers.samples_per_step), 'sample')}"
         return f"{counted(numbers.packs_per_step, 'sample') if whole else pieces}, {passes}"
-    wanted = ready.run.size.samples
+    samples = ready.run.size.samples
     fewest, most = numbers.step_samples
     note = f" ({fewest:,} to {most:,})" if fewest < most else ""
-    note += f", {wanted:,} requested" if wanted is not None else ""
+    note += f", {samples:,} requested" if samples is not None else ""
     return (
         f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{note}; "
         f"{passes}{_empty(numbers)}"
@@ -259,7 +259,7 @@ def batch_fill(ready: ReadyRun, info: Any) -> float:
 
 
 def ready_json(ready: ReadyRun) -> dict[str, object]:
-    """What was derived, for machines."""
+    """The derived numbers of a run, for machines."""
     return {
         "folder": str(ready.run.folder),
         "mode": ready.numbers.mode,

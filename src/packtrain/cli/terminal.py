@@ -34,14 +34,14 @@ class Terminal(Console):
             yield Segment(text if control else visible(text), style, control)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As Rich does, but nothing is cut: lines of text are not wrapped, and tables are made to fit."""
+        """Like Rich's print, but nothing is cut: text is not wrapped, and tables are made to fit."""
         options.setdefault("soft_wrap", all(isinstance(one, str | Text) for one in objects))
         parts = ([one] if not isinstance(one, Table) else fit_table(one, self) for one in objects)
         super().print(*(part for fitting in parts for part in fitting), **options)
 
     @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
-        """As wide as COLUMNS says, or the terminal; nothing is cut or wrapped where neither has a width."""
+        """The width is COLUMNS or the terminal's; without either, nothing is cut or wrapped."""
         dimensions, columns = super().size, os.environ.get("COLUMNS", "")
         if self._asked is None and columns.isdecimal() and int(columns) > 0:
             return dimensions._replace(width=int(columns))
@@ -55,10 +55,10 @@ output = Terminal(highlight=False, emoji=False)
 
 def table(title: str, columns: Iterable[str], text: Collection[str] = (), **options: Any) -> Table:
     """A table with columns of numbers, and of `text`."""
-    made = Table(title=title, title_justify="left", **options)
+    result = Table(title=title, title_justify="left", **options)
     for name in columns:
-        made.add_column(name, **({"overflow": "fold"} if name in text else {"justify": "right"}))  # type: ignore[arg-type]
-    return made
+        result.add_column(name, **({"overflow": "fold"} if name in text else {"justify": "right"}))  # type: ignore[arg-type]
+    return result
 
 
 def fit_table(table: Table, console: Console) -> list[Table]:
@@ -84,7 +84,7 @@ def fit_table(table: Table, console: Console) -> list[Table]:
 
 
 def _with_whole_numbers(table: Table, console: Console, columns: Sequence[Column]) -> Table:
-    """Of these columns; those of numbers are as wide as these, and what else there is gives way."""
+    """A table of these columns in which numbers keep their full width and other columns shrink."""
     part = copy(table)
     part.columns = []
     for at, column in enumerate(columns):

@@ -80,7 +80,7 @@ def verify(
 
 
 def show_report(report: CheckReport, console: Terminal, data: str | None = None) -> None:
-    """What was checked, how far apart packed and alone are, and with which tolerances."""
+    """Show the checks, how far apart packed and alone are, and the tolerances."""
     model = shown(report.model, _WHERE)
     about = ", ".join((model, report.attn_implementation, report.dtype, report.device))
     title = escape(f"Packed vs. alone, largest differences: {about}")

@@ -135,9 +135,11 @@ def _contradictions(config: RunConfig) -> list[str]:
     """Settings that cannot both hold."""
     model, training, data, problems = config.model, config.training, config.data, []
     for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_projector")):
-        given = getattr(training, rate)
-        if given and getattr(model, part) is False:
-            problems.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or train that part")
+        number = getattr(training, rate)
+        if number and getattr(model, part) is False:
+            problems.append(
+                f"training.{rate} {number:g} and model.{part} false: leave the rate out, or train that part"
+            )
     if training.warmup_ratio and training.warmup_steps:
         problems.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
     if data.eval_path and data.eval_size:
@@ -212,7 +214,7 @@ def _missing_packages(config: RunConfig) -> list[str]:
 
 
 def _own_stage(given: str | dict[str, Any] | None) -> int | None:
-    """Of ZeRO in a config of DeepSpeed's own, where it can be read."""
+    """The ZeRO stage in DeepSpeed's own config, where it can be read."""
     if isinstance(given, str) and Path(given).is_file():
         try:
             given = json.loads(Path(given).read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ class Written:
     lines: Callable[[], Mapping[str, int]] = dict  # of keys, as they are written
 
     def place(self, at: str) -> str:
-        """Where a key stands, for messages."""
+        """The place of a key, for messages."""
         line = self.lines().get(at)
         return self.name if line is None else f"{self.name}:{line}"
 
@@ -58,11 +58,11 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Written]:
             expected=f"no cycle, and at most {_MOST_EXTENDS} levels",
         )
     written = _read(path)
-    given = written.content.get("extends")
-    names = given if isinstance(given, list) else [given] if given is not None else []
+    extends = written.content.get("extends")
+    names = extends if isinstance(extends, list) else [extends] if extends is not None else []
     if not all(isinstance(name, str) for name in names):
         expected = "the path of another config, or a list of them"
-        raise ConfigError(f"{path}: extends", got=brief(given), expected=expected)
+        raise ConfigError(f"{path}: extends", got=brief(extends), expected=expected)
     parents = [below for name in names for below in config_files(path.parent / name, tuple(paths))]
     if len(parents) > _MOST_FILES:
         raise ConfigError(f"{path}: extends", got=f"{len(parents)} files", expected=f"up to {_MOST_FILES}")
@@ -89,11 +89,11 @@ def _read(path: Path) -> Written:
             return Written(name=path.name, content=content[0].get("config") or {})
         return Written(name=path.name, content=as_sections(path, content), lines=lambda: key_lines(path))
     classes, lines = read_python(path)
-    known = {name: fields for name, fields in classes.items() if SECTION_ALIASES.get(name, name) in SECTIONS}
-    if not known:
+    sections = {name: fields for name, fields in classes.items() if SECTION_ALIASES.get(name, name) in SECTIONS}
+    if not sections:
         expected = "a class for a section: " + ", ".join(name for name in SECTION_ALIASES if name[0].isupper())
         raise ConfigError(str(path), got=f"class {', '.join(classes)[:100]}", expected=expected)
-    return Written(name=path.name, content=known, lines=lambda: lines)
+    return Written(name=path.name, content=sections, lines=lambda: lines)
 
 
 # ---- dataclasses of a Python file
@@ -206,8 +206,8 @@ def read_script(path: Path) -> dict[str, object]:
     starts = (at + 1 for at, word in enumerate(words) if _STARTS.fullmatch(word) and not _is_option(words[at - 1]))
     begin = next(starts, first)
     for word in words[:first]:
-        if named := _VARIABLE.fullmatch(word):
-            settings[named[1]] = _value(path, named[1], named[2])
+        if variable := _VARIABLE.fullmatch(word):
+            settings[variable[1]] = _value(path, variable[1], variable[2])
     if first < begin:  # arguments of accelerate or torchrun
         settings["launcher"] = " ".join(words[first : begin - 1])
     for name, value in _arguments(path, words[begin:]):

@@ -72,7 +72,7 @@ def _applies(config: RunConfig, name: str) -> bool:
 
 
 def _is_open(config: RunConfig, name: str) -> bool:
-    """Is a setting said neither by itself nor in another way?"""
+    """Is a setting unset, by its own name and in any other way?"""
     return _applies(config, name) and all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 
 
@@ -117,7 +117,7 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
             )
     unused = data.given(*_PACKS_ONLY)
     length, notes = _pack_length(config)
-    made = _dataset(
+    dataset = _dataset(
         config,
         rows_per_batch=rows,
         group_by_length=_groups_by_length(config),
@@ -125,13 +125,13 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
         max_steps=run_length(config).max_steps if data.online else None,
         **length,
     )
-    if unused and not made.has_packs:
-        return made, (*notes, f"packing is false: {', '.join(unused)} have no effect")
-    return made, notes
+    if unused and not dataset.has_packs:
+        return dataset, (*notes, f"packing is false: {', '.join(unused)} have no effect")
+    return dataset, notes
 
 
 def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The length of packs where only the cut of samples is said: what the rows of a padded batch could hold."""
+    """The length of packs where only cutoff_len is set: the tokens that the rows of a padded batch could hold."""
     data, rows = config.data, config.training.per_device_train_batch_size or 1
     if data.cutoff_len is None or data.packing_length is not None:
         return {}, ()
@@ -181,15 +181,15 @@ def _dataset(config: RunConfig, **own: Any) -> DatasetConfig:
     try:
         return DatasetConfig(model=name, plugins=config.model.plugins, seed=data_seed(config), **settings)
     except ConfigError as error:
-        known = DatasetSection.known()
-        problems = [f"data.{one}" if one.partition(":")[0] in known else one for one in error.problems]
+        keys = DatasetSection.known()
+        problems = [f"data.{one}" if one.partition(":")[0] in keys else one for one in error.problems]
         raise ConfigError("data", problems=problems) from None
 
 
 def cache_root(config: RunConfig) -> Path:
     """The folder in which cost tables, plans and rows of this config are kept."""
-    given = config.data.cache_dir
-    return Path(os.path.abspath(Path(given).expanduser() if given is not None else cache_dir()))
+    folder = config.data.cache_dir
+    return Path(os.path.abspath(Path(folder).expanduser() if folder is not None else cache_dir()))
 
 
 def data_seed(config: RunConfig) -> int:
@@ -200,5 +200,5 @@ def data_seed(config: RunConfig) -> int:
 
 def _groups_by_length(config: RunConfig) -> bool:
     """Whether padded batches are grouped by length, by either of its names in transformers."""
-    given = config.training.group_by_length
-    return config.training.train_sampling_strategy == "group_by_length" if given is None else given
+    grouped = config.training.group_by_length
+    return config.training.train_sampling_strategy == "group_by_length" if grouped is None else grouped

@@ -132,15 +132,15 @@ class DatasetConfig(DatasetSection):
         return not self.packing if self.cache_tokens is None else self.cache_tokens
 
     def media_limits(self) -> MediaLimits:
-        """What bounds the cost of media."""
+        """The limits of media, which bound their cost."""
         return MediaLimits(**(self.processor_config or {}))  # type: ignore[arg-type]
 
     def schema_options(self) -> SchemaOptions:
         """How records are turned into chats; `fineweb_edu` is running text, whatever other columns they have."""
         seed = self.seed if self.object_ordering == "random" else 0
-        given = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
-        given |= {"formatting_func": from_anywhere(self.formatting_func)} if self.formatting_func is not None else {}
-        options = SchemaOptions(**given)
+        settings = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
+        settings |= {"formatting_func": from_anywhere(self.formatting_func)} if self.formatting_func is not None else {}
+        options = SchemaOptions(**settings)
         if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting_func is None:
             return replace(options, schema="text")
         return options
@@ -165,8 +165,8 @@ class DatasetConfig(DatasetSection):
 
     def filters(self) -> Filters:
         """Which records are dropped."""
-        given = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
-        return Filters(limit=self.max_samples, eval_part=self.part == "eval", **given)
+        settings = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
+        return Filters(limit=self.max_samples, eval_part=self.part == "eval", **settings)
 
     @property
     def measured_seed(self) -> int:
@@ -185,7 +185,7 @@ class DatasetConfig(DatasetSection):
         return settings | ({"formatting_func": without_folder(function)} if function is not None else {})
 
     def user_config(self) -> dict[str, dict[str, object]]:
-        """What was said about the data, as sections of a config: what is not the default."""
+        """The settings of the data that differ from their defaults, as sections of a config."""
         data = {
             name: value
             for name, one in self.known().items()
@@ -202,30 +202,30 @@ class DatasetConfig(DatasetSection):
 
     def packing_config(self, context_length: int) -> PackingConfig:
         """How samples are packed for a model that takes this many tokens."""
-        given = {name: getattr(self, name) for name in _PACKING if getattr(self, name) is not None}
-        given.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
+        settings = {name: getattr(self, name) for name in _PACKING if getattr(self, name) is not None}
+        settings.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
         if not self.has_packs:
-            given["packing_strategy"] = "none"
-            given.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
-        return PackingConfig(**given)
+            settings["packing_strategy"] = "none"
+            settings.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
+        return PackingConfig(**settings)
 
 
 Check = Callable[[DatasetConfig], Iterator[str]]
 
 
 def _take_model(config: DatasetConfig) -> Iterator[str]:
-    """The name of the model may stand in processor_config, where only limits of media stay."""
+    """The model may be named in processor_config, where only limits of media stay."""
     given = config.processor_config
     if not isinstance(given, Mapping):
         return
-    named = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
-    if not named and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
-        named = [given[PROCESSOR_CLASS]]
-    models = {str(name) for name in (config.model, *named) if name}
+    names = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
+    if not names and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
+        names = [given[PROCESSOR_CLASS]]
+    models = {str(name) for name in (config.model, *names) if name}
     if len(models) > 1:
         yield f"model: {' and '.join(sorted(models))} differ"
-    elif named and config.model is None:
-        object.__setattr__(config, "model", str(named[0]))
+    elif names and config.model is None:
+        object.__setattr__(config, "model", str(names[0]))
     limits = {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
     object.__setattr__(config, "processor_config", {name: one for name, one in limits.items() if one is not None})
 
@@ -263,7 +263,7 @@ def _padding_problems(config: DatasetConfig) -> Iterator[str]:
 
 
 def _packing(config: DatasetConfig) -> Iterator[str]:
-    """What must be there, and every setting of packing by itself, so that one does not hide another."""
+    """Required settings, and each setting of packing by itself, so that one problem does not hide another."""
     if config.model is None:
         yield "model: none instead of a model folder, a hub name or tiny:FAMILY"
     if config.dataset_path is None:
@@ -279,7 +279,7 @@ def _packing(config: DatasetConfig) -> Iterator[str]:
 
 
 def _online(config: DatasetConfig) -> Iterator[str]:
-    """What online packing cannot do, since nothing is known about the samples to come."""
+    """Settings that online packing cannot honour, since nothing is known about the samples to come."""
     if not config.online:
         return
     if config.max_steps is None:

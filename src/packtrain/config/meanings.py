@@ -1,4 +1,4 @@
-"""What a key of another system, or of an item of its datasets, can mean here: settings of ours, nothing, an error."""
+"""The meaning of another system's key, or of a key of its dataset items: settings of ours, nothing, or an error."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def among(known: Mapping[str, Raw], otherwise: str = "", said: str = "the same h
 
 
 def rows(make: Callable[[str], Meant], names: Mapping[str, str]) -> dict[str, Meant]:
-    """Keys of one kind, by the words that are said about them."""
+    """Keys of one kind; `names` has them, separated by spaces, under the reason that applies."""
     return {name: make(why) for why, words in names.items() for name in words.split()}
 
 
@@ -198,8 +198,8 @@ def _type(value: Any, given: Raw) -> Meaning:
 
 
 def _messages(value: Any, given: Raw) -> Meaning:
-    known = value in ("messages", "conversations", "conversation")
-    return Means({} if known else {"columns": {value: "messages"}})
+    usual = value in ("messages", "conversations", "conversation")
+    return Means({} if usual else {"columns": {value: "messages"}})
 
 
 def _names(known: Mapping[str, tuple[str, ...]]) -> Meant:

@@ -1,4 +1,4 @@
-"""Keys as files have them -> settings by our own names; what is wrong is collected, and said together."""
+"""Keys as files have them -> settings by our own names; problems are collected and reported together."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Understood:
 
 @dataclass(slots=True)
 class Reading:
-    """What has been read of one file and of those it extends."""
+    """The settings read so far from one file and from those it extends."""
 
     merged: dict[str, dict[str, object]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)  # other names of sections
@@ -59,7 +59,7 @@ class Reading:
     takes_mixture: bool = False
     explicit: set[tuple[str, str]] = field(default_factory=set)  # settings that the files below say themselves
     marks: list[str] = field(default_factory=list)  # by which another system is known
-    places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings stand
+    places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings are
     problems: list[str] = field(default_factory=list)
 
     def file(self, written: Written) -> dict[str, dict[str, object]]:
@@ -95,7 +95,7 @@ class Reading:
         return sections
 
     def read_as(self) -> list[str]:
-        """How names were understood; what they bring along is said only where it has not been overruled."""
+        """How names were understood; the settings they imply are listed only where they were not overruled."""
         notes = [f"section {name} is {section}" for name, section in self.sections.items()]
         notes += [one.note(self._values(one.home)) for one in self.understood]
         return list(dict.fromkeys(notes))
@@ -142,10 +142,10 @@ class _File:
     values: dict[str, dict[str, object]] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key they are set
     implied: list[tuple[str, str, Any]] = field(default_factory=list)  # by keys of other systems
-    limits: dict[str, object] = field(default_factory=dict)  # of media, that stand outside processor_config
+    limits: dict[str, object] = field(default_factory=dict)  # of media, outside processor_config
 
     def theirs(self, section: str | None, key: str, name: str) -> Meant | None:
-        """What another system means by a key, where that is not what we mean."""
+        """The meaning of a key in another system, where it differs from ours."""
         for system in detect_systems(system_marks(self.written.content), sure=True):
             if key in OF_SYSTEM.get(system, {}):
                 return OF_SYSTEM[system][key]
@@ -216,7 +216,7 @@ class _File:
         self.reading.problems.append(f"{self.written.place(at)}: {text.replace(at, brief_name(at))}")
 
     def _set(self, at: str, home: str, name: str, value: Any) -> bool:
-        """Whether it could be set: what is said again, or without a value, is no contradiction."""
+        """Whether it could be set: the same value again, or none, is no contradiction."""
         before = self.values.get(home, {}).get(name) if (home, name) in self.keys else None
         if before is None:
             self.keys[home, name] = brief_name(at)
@@ -268,8 +268,8 @@ class _File:
         if value is None and detect_systems(self.reading.marks):
             self.reading.unused[brief_name(at)] = "it has no value"
             return
-        known = SECTIONS[section].known() if section else KEYS
-        hint = key_hint(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
+        names = SECTIONS[section].known() if section else KEYS
+        hint = key_hint(key, [*names, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
         self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 

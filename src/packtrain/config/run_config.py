@@ -25,7 +25,7 @@ _PATHS = (
 _URLS = {"dataset_path", "eval_path", "media_root"}  # of data, or paths
 
 
-# Settings of which one is enough: on the command line it stands for those of a file.
+# Settings of which one is enough: on the command line it replaces those of a file.
 _INSTEAD_OF: Mapping[str, tuple[str, ...]] = {
     "max_steps": ("num_train_epochs",),
     "num_train_epochs": ("max_steps",),
@@ -137,7 +137,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, object]:
-    """What the command line says, in the form that a file would have."""
+    """The overrides of the command line, in the form that a file would have."""
     content: dict[str, Any] = {}
     for one in given:
         name, equals, text = one.partition("=")

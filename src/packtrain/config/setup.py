@@ -1,4 +1,4 @@
-"""What a config says about the model and its training, as the values that estimating and training share.
+"""The model and training settings of a config, as the values that estimating and training share.
 
 `plan` estimates with what `train` does: both read a config through these functions, defaults included.
 """
@@ -89,12 +89,12 @@ def step_settings(config: RunConfig) -> StepSettings:
 
 def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) -> TrainingSetup:
     """How the run is trained, as far as memory and time depend on it; `given` overrides the config."""
-    known = [one.name for one in fields(TrainingSetup)]
+    names = [one.name for one in fields(TrainingSetup)]
     for name in given or {}:
-        if name not in known:
-            raise ConfigError(f"setup.{name}", got=name, expected=", ".join(known), fix=nearest(name, known))
-    wanted = {name: value for name, value in (given or {}).items() if value is not None}
-    own = {name: value for name, value in wanted.items() if name in _OF_MODEL}
+        if name not in names:
+            raise ConfigError(f"setup.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))
+    overrides = {name: value for name, value in (given or {}).items() if value is not None}
+    own = {name: value for name, value in overrides.items() if name in _OF_MODEL}
     flags = {} if "method" not in own else {"use_dora": None, "quantization_bit": None}
     model = model_settings(replace(config, model=replace(config.model, **flags, **own)))
     training, step = config.training, step_settings(config)
@@ -123,19 +123,19 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
         "attention": ATTENTION.get(model.attn_implementation, model.attn_implementation),
         "compiled": bool(step.compile),
     }
-    return TrainingSetup(**{**values, **wanted})
+    return TrainingSetup(**{**values, **overrides})
 
 
 def compiles(config: RunConfig, *, packing: bool) -> bool:
     """Whether layers are compiled on a GPU. Default: with packing, since padded rows have no static shapes."""
-    given = step_settings(config).compile
-    return packing if given is None else given
+    chosen = step_settings(config).compile
+    return packing if chosen is None else chosen
 
 
 def checkpoints(config: RunConfig) -> bool:
-    """Are the decoder's layers checkpointed? They are unless it is said otherwise: rows are long."""
-    given = config.training.gradient_checkpointing
-    return TrainingSetup().gradient_checkpointing if given is None else given
+    """Are the decoder's layers checkpointed? They are unless the config says otherwise: rows are long."""
+    chosen = config.training.gradient_checkpointing
+    return TrainingSetup().gradient_checkpointing if chosen is None else chosen
 
 
 def sharding(config: RunConfig) -> str:
@@ -180,7 +180,7 @@ def has_deepspeed() -> bool:
 
 
 def optimizer(name: str) -> str:
-    """What it keeps of every parameter."""
+    """The kind of state that the optimizer keeps for every parameter."""
     if name not in OPTIMIZERS:
         raise ConfigError("training.optim", got=name, expected=", ".join(OPTIMIZERS), fix=nearest(name, OPTIMIZERS))
     return OPTIMIZERS[name]
@@ -215,13 +215,13 @@ def _targets(given: Any) -> tuple[str, ...] | None:
 
 def check_tiles(config: RunConfig) -> tuple[str, ...]:
     """Refuse a tile that is not the model's own; say so where the model does not tell."""
-    given = config.model.given(*_MEANS)
-    if not given:
+    settings = config.model.given(*_MEANS)
+    if not settings:
         return ()
     name = str(config.model.model_name_or_path)
-    known = _tile(name)
+    tile = _tile(name)
     wrong = [
-        f"{key} {value}, the model has {known[key]}" for key, value in given.items() if known.get(key, value) != value
+        f"{key} {value}, the model has {tile[key]}" for key, value in settings.items() if tile.get(key, value) != value
     ]
     if wrong:
         raise ConfigError(
@@ -232,13 +232,13 @@ def check_tiles(config: RunConfig) -> tuple[str, ...]:
         )
     return tuple(
         f"{key} {value} is {_MEANS[key]}, which the model decides: "
-        + ("it agrees" if key in known else "it does not define it, so this has no effect")
-        for key, value in given.items()
+        + ("it agrees" if key in tile else "it does not define it, so this has no effect")
+        for key, value in settings.items()
     )
 
 
 def _tile(name: str) -> dict[str, object]:
-    """What a model's own files say about its tiles."""
+    """The tile settings in a model's own files."""
     settings = read_settings(str(resolve(name, cache_dir() / "models")))
     side = settings.image.get("max_image_size")
     sizes = {

@@ -10,7 +10,7 @@ from packtrain.config.systems import BATCHES_OF_PACKS, detect_systems
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.planning.sweep import KEPT, StepShape, step_shape
 
-ROWS = 2  # samples of a padded batch where nothing is said, as plans for padded runs assume
+ROWS = 2  # samples of a padded batch by default, as plans for padded runs assume
 _MULTIPLE = 8  # of which lengths of packs are that follow from the samples of a step
 _UNITS = ("samples", "packs")
 _NOT_SET = -1  # max_steps, as the trainer of transformers says it
@@ -126,7 +126,7 @@ class RunLength:
 
 
 def run_length(config: RunConfig) -> RunLength:
-    """From max_steps or num_train_epochs; one epoch where neither is said."""
+    """From max_steps or num_train_epochs; one epoch where neither is set."""
     steps, epochs = config.training.max_steps, config.training.num_train_epochs
     if steps is not None and not (steps > 0 or steps == _NOT_SET):
         expected = f"at least 1 step, or {_NOT_SET} to count epochs"
@@ -145,7 +145,7 @@ def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, 
 
 
 def configured_samples(config: RunConfig, world: int) -> int | None:
-    """Samples of a step as the config says them, in one way or the other, packed or not."""
+    """Samples of a step as the config sets them, in one way or the other, packed or not."""
     training = config.training
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
     if training.effective_batch_size is None:
@@ -155,7 +155,7 @@ def configured_samples(config: RunConfig, world: int) -> int | None:
 
 
 def in_packs(config: RunConfig) -> bool:
-    """Are the packs of a step said, not its samples?"""
+    """Does the config set the packs of a step instead of its samples?"""
     unit = config.training.effective_batch_unit or "samples"
     if unit not in _UNITS:
         raise ConfigError(
@@ -175,14 +175,14 @@ def counted_in_packs_by(config: RunConfig) -> str:
 def _configured_packs(config: RunConfig, world: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
-    packs, wanted = training.packs_per_step, training.effective_batch_size
+    packs, batch_size = training.packs_per_step, training.effective_batch_size
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    if packs is not None and wanted is not None:
-        got = f"packs_per_step {packs} and effective_batch_size {wanted}"
+    if packs is not None and batch_size is not None:
+        got = f"packs_per_step {packs} and effective_batch_size {batch_size}"
         raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
-    if wanted is not None:
-        _agree(wanted, rows, passes, world, "packs")
-    return packs or wanted or (rows or 1) * (passes or 1) * world
+    if batch_size is not None:
+        _agree(batch_size, rows, passes, world, "packs")
+    return packs or batch_size or (rows or 1) * (passes or 1) * world
 
 
 def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:

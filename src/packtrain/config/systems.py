@@ -1,4 +1,4 @@
-"""Which system a config is written for, and what it means there where nothing is said."""
+"""Which system a config is written for, and what its unset settings mean there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMMON = (
 )
 SYSTEMS: Mapping[str, str] = {mark: system for system, marks in _MARKS.items() for mark in marks}
 BATCHES_OF_PACKS = tuple(_MARKS)  # whose batch size counts packs, where they pack
-# Settings that are not said, and so mean this where the config comes from; a table has them by method.
+# What an unset setting means in the system that the config comes from; a table has it by method.
 THEIR_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     **{system: {"packing": False} for system in _MARKS if system != "nanoVLM"},
     "LLaMA-Factory": {

@@ -1,7 +1,7 @@
 """Keys of other systems that are no other name of one of ours: what they mean here, or why they cannot be.
 
-Each is a row of a table. Plain other names stand with the key they mean, in `sections`; the rows of one dataset of a
-list are in `their_data`.
+Each is a row of a table. Plain other names are listed with the key they mean, in `sections`; the rows of one dataset of
+a list are in `meanings`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ATTENTION = {
     **{"flash_attn": "flash_attention_2", "flash_attention_2": "flash_attention_2", "eager": "eager"},
     **{"flash_attention_3": "flash_attention_3", "flex": "flex"},
 }
-# Names of templates that stand for the template of a model family; any other is a text of its own.
+# Names of templates that mean the template of a model family; any other is a text of its own.
 _FAMILY_TEMPLATE = re.compile(
     "(qwen|llama[34]|mllama|gemma|paligemma|intern|mistral|ministral|pixtral|smol|idefics|phi|llava|glm4|tokenizer_default)"
 )

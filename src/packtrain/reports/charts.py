@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegendKey:
-    """A colour and what it stands for."""
+    """A colour and its meaning."""
 
     css: str
     name: str
@@ -210,7 +210,7 @@ def wide(lengths: Sequence[float]) -> bool:
 
 
 def bin_name(edges: Sequence[float], at: int) -> str:
-    """What falls into a bin, in words.
+    """The range of a bin, in words.
 
     >>> bin_name([-0.5, 0.5, 1.5], 1), bin_name([0.0, 200.0, 9001.0], 1)
     ('1', '200 to 9,000')

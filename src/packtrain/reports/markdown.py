@@ -144,9 +144,9 @@ def _comparison(content: Content) -> str:
 
 def _reasons(content: Content) -> str:
     reasons = content["recommendation"]["reasons"]
-    known = any(one["baseline"] for one in reasons)
-    names = ("parameter", *(("baseline",) if known else ()), "packing", "reason")
-    head = ["setting", *(["was"] if known else []), "recommended", "because"]
+    has_baseline = any(one["baseline"] for one in reasons)
+    names = ("parameter", *(("baseline",) if has_baseline else ()), "packing", "reason")
+    head = ["setting", *(["was"] if has_baseline else []), "recommended", "because"]
     rows = [[_safe(one[name]) for name in names] for one in reasons]
     return markdown_table("l" * len(head), head, rows) if rows else ""
 

@@ -29,7 +29,7 @@ def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> st
     warning = f"WARNING: {recommendation.warning}" if recommendation.warning else ""
     lines = [line for text in (*title, warning, recommendation.verdict) for line in _comment(text, "")]
     gone = [f"{name} {_scalar(value)}" for name, value in left_out(config, base).items()]
-    lines += _comment(f"Left out, since others stand for it: {', '.join(gone)}", "") if gone else []
+    lines += _comment(f"Left out, since others replace it: {', '.join(gone)}", "") if gone else []
     for key, value in config.items():
         lines += ["", *_entry(key, value, (str(key),), remarks)]
     text = "\n".join(lines) + "\n"

@@ -56,7 +56,7 @@ def study_content(study: Study) -> Content:
 
 
 def study_about(study: Study) -> Content:
-    """What was studied."""
+    """The subject of the study."""
     names = ("costs", "model", "model_type", "parameters", "gpu", "gpus", "epochs", "setup", "baseline")
     return {name: json_value(getattr(study, name)) for name in names}
 
@@ -147,10 +147,10 @@ def _shares(tokens: Mapping[str, int]) -> dict[str, float]:
 
 def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: int) -> Content:
     """Speeds, and all epochs together."""
-    known = run.seconds > 0
+    is_known = run.seconds > 0
     return {
-        "samples_per_second": json_value(samples / run.seconds) if known else None,
-        "seconds_per_step": json_value(run.seconds / run.steps) if known and run.steps else None,
+        "samples_per_second": json_value(samples / run.seconds) if is_known else None,
+        "seconds_per_step": json_value(run.seconds / run.steps) if is_known and run.steps else None,
         "total_steps": epochs * run.steps,
         "total_samples": epochs * samples,
         "total_tokens": epochs * tokens,
@@ -160,11 +160,11 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
 
 def _padded_values(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     """Speeds and sizes of a padded run, as a packed one has them."""
-    known = run.seconds > 0
+    is_known = run.seconds > 0
     return {
-        "tokens_per_second": json_value(run.tokens_per_second) if known else None,
+        "tokens_per_second": json_value(run.tokens_per_second) if is_known else None,
         "samples_per_step": json_value(run.samples / run.steps) if run.steps else None,
-        "speedup": json_value(run.tokens_per_second / baseline.tokens_per_second) if known else None,
+        "speedup": json_value(run.tokens_per_second / baseline.tokens_per_second) if is_known else None,
         **_over_time(run, run.samples, run.real_tokens, epochs),
     }
 

@@ -196,8 +196,8 @@ _ROWS = 1 << 16  # formatted at once: some 20 MB of text, and offsets stay in 32
 
 def _lines(chunk: SampleChunk, start: int, stop: int) -> pa.Buffer:
     """Lines as one buffer. Only names go through Python; numbers are formatted and joined by column."""
-    known: dict[str, bytes] = {}
-    sources = [known.get(name) or known.setdefault(name, _string(name)) for name in chunk.source[start:stop]]
+    cached: dict[str, bytes] = {}
+    sources = [cached.get(name) or cached.setdefault(name, _string(name)) for name in chunk.source[start:stop]]
     packs = np.asarray(chunk.pack[start:stop])
     why = [b""] * (stop - start)
     for position in np.flatnonzero(packs < 0).tolist():

@@ -60,7 +60,7 @@ class RunOutcome:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> RunOutcome:
-        """As run.json has it.
+        """Read the outcome as run.json has it.
 
         >>> RunOutcome.of(RunOutcome(status="complete", loss=float("inf")).plain()).loss
         inf
@@ -113,7 +113,7 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        """How it ended; `begun` where it has not said."""
+        """How it ended; `begun` where it has not recorded that."""
         return self.outcome.status if self.outcome is not None else "begun"
 
     def to_json(self) -> dict[str, Any]:

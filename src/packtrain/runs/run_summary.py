@@ -130,8 +130,8 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     samples = min(samples_seen)
     window = max(loss_window(run.steps, samples) for run in runs)
     losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
-    known = [loss for loss in losses if loss is not None]
-    target = max(known) if len(known) == len(runs) else None
+    present = [loss for loss in losses if loss is not None]
+    target = max(present) if len(present) == len(runs) else None
     times = [_at_samples(run.steps, run.steps.elapsed, samples) or None for run in runs]
     baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
     judged = [_eval_loss_at(run, samples) for run in runs]
@@ -232,10 +232,10 @@ def _eval_loss_at(run: TrainingRun, samples: float) -> float | None:
 
 def _apart(losses: Sequence[float | None]) -> float | None:
     """How far the highest is above the lowest, relatively."""
-    known = [loss for loss in losses if loss is not None]
-    if len(known) < len(losses) or not min(known):
+    present = [loss for loss in losses if loss is not None]
+    if len(present) < len(losses) or not min(present):
         return None
-    return (max(known) - min(known)) / abs(min(known))
+    return (max(present) - min(present)) / abs(min(present))
 
 
 def _fall(steps: Steps, window: float) -> float | None:

@@ -113,12 +113,12 @@ class TrainingRun:
 
     @property
     def is_training(self) -> bool:
-        """Is it still trained? A process that has said how the run ended holds its folder a little longer."""
+        """Is it still trained? A process that has recorded how the run ended holds its folder a little longer."""
         return self.is_held and not self.has_ended
 
     @property
     def has_ended(self) -> bool:
-        """Has it said how?"""
+        """Has it recorded how it ended?"""
         return self.status not in ("running", "begun", "not begun")
 
     @property

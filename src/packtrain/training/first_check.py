@@ -70,7 +70,7 @@ def check_first_batch(
 
 
 def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
-    """Of any pack of the first epoch; of a stream, what a pack may have, or one of those that are looked at has."""
+    """The most patches of a pack in the first epoch; for a stream, the limit of a pack or the most in these packs."""
     if not isinstance(plan, OnlinePlan):
         return int(plan.epoch(0).load("patches").max())
     here = [sum(one.vision.patches for one in samples if one.vision is not None) for samples in packs]
@@ -114,7 +114,7 @@ def _samples_of_pack(dataset: Any, key: PackKey) -> Samples:
 
 
 def _keys_of_other_kinds(dataset: Any, checked: Samples) -> Iterator[PackKey]:
-    """Of the first epoch, in the order of training: packs with images, videos, text, and that of the longest sample.
+    """Packs of the first epoch in training order: with images, videos, text, and the one with the longest sample.
 
     Of a stream only the first packs are checked: others would have to be fetched.
     """
@@ -123,18 +123,18 @@ def _keys_of_other_kinds(dataset: Any, checked: Samples) -> Iterator[PackKey]:
     packs, order = dataset.schedule.plan.epoch(0), dataset.schedule.order(0)
     order = order[:_PACKS] if isinstance(dataset.source, StreamedSource) else order
     images, videos, samples = (packs.load(name)[order] for name in ("images", "videos", "samples"))
-    wanted: list[int] = []
+    candidates: list[int] = []
     for has, there in (
         (any(one.num_images for one in checked), images > 0),
         (any(one.num_videos for one in checked), videos > 0),
         (any(not one.num_images + one.num_videos for one in checked), images + videos < samples),  # surely some of text
     ):
         if not has and there.any():
-            wanted.append(int(order[there][0]))
+            candidates.append(int(order[there][0]))
     longest = packs.load("longest")[order]
     if longest.max() > max(map(len, checked)):
-        wanted.append(int(order[np.argmax(longest)]))
-    for pack in dict.fromkeys(wanted):
+        candidates.append(int(order[np.argmax(longest)]))
+    for pack in dict.fromkeys(candidates):
         yield PackKey(epoch=0, pack=pack)
 
 

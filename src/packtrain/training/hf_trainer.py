@@ -56,7 +56,7 @@ class HFTrainer(Trainer):
         """The optimizer's states of a checkpoint were read."""
 
     def weight_of_step(self, batches: list[Any], device: torch.device) -> Any:
-        """What the sum of a step's losses is divided by."""
+        """The divisor of the sum of a step's losses."""
         return super()._get_num_items_in_batch(batches, device)
 
     def on_device(self, inputs: Any) -> Any:

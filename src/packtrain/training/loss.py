@@ -30,7 +30,7 @@ class SumOfLosses(Protocol):
     """Runs a model on a batch. Labels and weights are of the batch too; `targets` are made of them on the host."""
 
     def targets(self, inputs: Batch) -> Targets | None:
-        """What is known of a batch before it is on the GPU; takes the weights out of it."""
+        """The targets of a batch that is not on the GPU yet; takes the weights out of it."""
         ...
 
     def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
@@ -95,12 +95,12 @@ def loss_on(losses: SumOfLosses, device: torch.device) -> Callable[[Any, Any], T
 
 
 def batch_weight(info: BatchInfo) -> float:
-    """What a batch adds to the number that the sums of its step are divided by."""
+    """The part of a batch in the divisor of its step's sums."""
     return info.loss_total
 
 
 class StepReach:
-    """What the batches of a step hold, on all ranks. The host gets it without waiting for what is computed later."""
+    """Totals of a step's batches on all ranks. The host reads them without waiting for what is computed later."""
 
     def __init__(self, batches: Sequence[Any], device: torch.device) -> None:
         media = float(sum(batch.info.images + batch.info.videos for batch in batches))
@@ -114,7 +114,7 @@ class StepReach:
 
     @property
     def weight(self) -> Tensor:
-        """Of all supervised tokens of the step: what its sum of losses is divided by; on the device."""
+        """The weight of the step's supervised tokens, by which its sum of losses is divided; on the device."""
         return self._sums[0].clamp(min=_SMALLEST).float()
 
     @property

@@ -48,9 +48,9 @@ def make_optimizer(
     `masters` None: where the optimizer can have them; False: never.
     """
     half = any(weight.dtype in HALF for group in groups for weight in group["params"])
-    made = kind([dict(group) for group in groups], **options)
-    if half and masters is not False and can_have_masters(made):
-        return MasterWeights(made)
+    optimizer = kind([dict(group) for group in groups], **options)
+    if half and masters is not False and can_have_masters(optimizer):
+        return MasterWeights(optimizer)
     if half and masters:
         raise ConfigError(
             "training.master_weights",
@@ -58,7 +58,7 @@ def make_optimizer(
             expected="an optimizer of torch or transformers that creates its state in its first step",
             fix="use adamw_torch_fused, or leave it out",
         )
-    return without_masters(made)
+    return without_masters(optimizer)
 
 
 def can_have_masters(optimizer: Optimizer) -> bool:
@@ -139,8 +139,8 @@ class MasterWeights(Optimizer):
             master = self._masters[weight]
             state = {name: _local(kept) for name, kept in self._inner.state.get(master, {}).items()}
             one = Stepped(weight=_local(weight), gradient=_local(weight.grad), master=_local(master), state=state)
-            known = master is not weight and state.keys() == _ADAM_STATE and _has_known_dtypes(one)
-            if known and _fit_kernel(one.tensors()):
+            fusable = master is not weight and state.keys() == _ADAM_STATE and _has_known_dtypes(one)
+            if fusable and _fit_kernel(one.tensors()):
                 done[weight] = one
         if done:
             torch._foreach_add_([one.state["step"] for one in done.values()], 1)
@@ -176,11 +176,11 @@ class MasterWeights(Optimizer):
         now = _in_groups(self.param_groups)
         if len(now) == len(self._masters) and all(weight in self._masters for weight in now):
             return
-        known = self._masters
-        self._masters = {weight: known[weight] if weight in known else _make_master(weight) for weight in now}
+        masters = self._masters
+        self._masters = {weight: masters[weight] if weight in masters else _make_master(weight) for weight in now}
 
     def _show(self) -> None:
-        """What the wrapped optimizer keeps, in the state of the parameters; optimizers may replace it at every step."""
+        """Show the wrapped optimizer's state as that of the parameters; optimizers may replace it at every step."""
         for weight, master in self._masters.items():
             kept: dict[str, Any] = dict(self._inner.state.get(master, {}))
             if master is not weight and self._shown:
@@ -205,7 +205,7 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """As torch does it, but nothing is rounded to the precision of the parameters."""
+        """Like torch's, but nothing is rounded to the precision of the parameters."""
         kept, saved = _without_masters(state_dict["state"])
         super().load_state_dict({**state_dict, "state": {}})
         self._masters = {}  # nothing of before stays, or it would be there beside what is loaded
@@ -285,7 +285,7 @@ def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
 
 
 def _in_groups(groups: Sequence[Group]) -> list[Any]:
-    """What is in all groups, in their order: parameters, or their names in a saved state."""
+    """The members of all groups, in order: parameters, or their names in a saved state."""
     return list(chain.from_iterable(group["params"] for group in groups))
 
 

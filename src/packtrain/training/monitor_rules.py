@@ -22,14 +22,14 @@ _INSPECT = "`packtrain inspect RUN --step {step}` names its samples"
 
 
 class Diagnosis(NamedTuple):
-    """What a rule says."""
+    """The finding and the advice of a rule."""
 
     found: str
     advice: str
 
 
 class History(NamedTuple):
-    """What rules look at: the last steps, with the present one at the end."""
+    """The last steps that rules look at, with the present one at the end."""
 
     steps: Sequence[StepMetrics]
     steady: Sequence[StepMetrics]  # whose times count: without the first steps of a process

@@ -43,7 +43,7 @@ class Monitors:
         self._settling = self._limits.settling_steps
 
     def observe(self, metrics: StepMetrics) -> tuple[EarlyWarning, ...]:
-        """What a step gives reason to say."""
+        """The warnings that a step gives rise to."""
         self._steps = [*self._steps, metrics][-self._kept :]
         self._plain = [*self._plain, named_numbers(to_plain(metrics))][-self._kept :]
         self._unsteady = {step for step in self._unsteady if step >= self._steps[0].step}
@@ -57,7 +57,7 @@ class Monitors:
         return self._after_cooldown(diagnoses, metrics.step)
 
     def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
-        """What an evaluation gives reason to say."""
+        """The warnings that an evaluation gives rise to."""
         return self._after_cooldown({"overfitting": _run_rule(partial(self._overfitting.after, metrics))}, metrics.step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Monitors:
 
 
 def _run_rule(rule: Callable[[], Diagnosis | None]) -> Diagnosis | None:
-    """What a rule says. Watching must never end a run, so a rule that fails says that of itself."""
+    """The diagnosis of a rule. Monitoring must never end a run, so a rule that fails is reported as a diagnosis."""
     try:
         return rule()
     except Exception as error:

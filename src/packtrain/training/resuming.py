@@ -33,7 +33,7 @@ _START_OVER = "start without resuming"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choice:
-    """What one rank could go on from."""
+    """The checkpoints from which one rank could continue."""
 
     asked: bool = True  # to resume at all
     steps: tuple[int, ...] = ()  # of complete checkpoints
@@ -140,7 +140,7 @@ def _first_undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checkin
 
 
 def _own_checkpoints(given: str | Path | bool, folder: Path) -> tuple[dict[int, Checkpoint], dict[int, str]]:
-    """What this rank could resume from, by step, and why it could not from others."""
+    """The checkpoints from which this rank could resume, by step, and why it could not from others."""
     if given is True:
         complete, broken = survey(folder)
         return {one.step: one for one in complete if one.resumable}, broken
@@ -165,7 +165,7 @@ OTHER_STATES = "states of another optimizer or of other parameters"
 
 @contextmanager
 def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
-    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
+    """Errors about states that cannot or may not be read, or are `other` ones, name where they are."""
     try:
         yield
     except Exception as error:
@@ -234,8 +234,8 @@ def require_shapes(optimizer: Any) -> None:
     for weight, state in optimizer.state.items():
         for name, value in state.items():
             shape = tuple(getattr(value, "shape", ()))
-            wanted = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
-            if isinstance(value, Tensor) and wanted is not None and shape not in wanted:
+            allowed = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
+            if isinstance(value, Tensor) and allowed is not None and shape not in allowed:
                 raise ValueError(f"{name} of shape {shape} for a weight of shape {tuple(weight.shape)}")
 
 

@@ -87,10 +87,10 @@ def _metadata(path: Path) -> _Description:
 
 def _tensors(metadata: _Description) -> set[str]:
     """Names of what torch reads as tensors."""
-    known = metadata.get("state_dict_metadata", dict)
-    if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in known.items()):
+    entries = metadata.get("state_dict_metadata", dict)
+    if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in entries.items()):
         raise pickle.UnpicklingError("an entry is neither a tensor nor a plain value")
-    return {name for name, what in known.items() if type(what) is _Tensor}
+    return {name for name, what in entries.items() if type(what) is _Tensor}
 
 
 def _leaves_folder(path: str) -> bool:
@@ -101,7 +101,7 @@ def _leaves_folder(path: str) -> bool:
 
 
 class _Fixed(type):
-    """Of classes that a pickle cannot change."""
+    """Metaclass of classes that a pickle cannot change."""
 
     def __setattr__(cls, name: str, value: Any) -> NoReturn:
         raise pickle.UnpicklingError(f"it would change {cls.__name__}")
@@ -115,9 +115,9 @@ class _Description(metaclass=_Fixed):
     state: Mapping[str, Any]
 
     def __new__(cls) -> _Description:
-        made = super().__new__(cls)
-        object.__setattr__(made, "state", None)
-        return made
+        instance = super().__new__(cls)
+        object.__setattr__(instance, "state", None)
+        return instance
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise pickle.UnpicklingError(f"it would set {name} of {type(self).__name__}")
@@ -136,7 +136,7 @@ class _Description(metaclass=_Fixed):
 
 
 class _Properties(_Description):
-    """Of a tensor; torch keeps them without names."""
+    """Properties of a tensor; torch stores them without names."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ _OTHERS = (
 
 
 class _Plain:
-    """Stands for a value, and for what makes one of plain values."""
+    """Replaces a value, and the function that makes it from plain values."""
 
     __slots__ = ()
 

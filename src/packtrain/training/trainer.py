@@ -117,7 +117,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
-        self.verdict: CheckReport | None = None  # of the check before the first step
+        self.check_report: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
         self._reach: StepReach | None = None
@@ -293,11 +293,11 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The loss over the tokens of a dataset of packs, the same number packed and padded; of several, by name."""
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        named = {metric_key_prefix: given}
-        if isinstance(given, dict):
-            named = {f"{metric_key_prefix}_{name}": one for name, one in given.items()}
-        done = [self._evaluate_one(one, prefix) for prefix, one in named.items()]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        datasets = {metric_key_prefix: dataset}
+        if isinstance(dataset, dict):
+            datasets = {f"{metric_key_prefix}_{name}": one for name, one in dataset.items()}
+        done = [self._evaluate_one(one, prefix) for prefix, one in datasets.items()]
         for metrics in done:  # all of them or none: what was told before a signal would be told again after it
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -385,7 +385,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             self._meter.load_state_dict(saved)
         self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):
-            self.verdict = check_first_batch(
+            self.check_report = check_first_batch(
                 self.model_wrapped,
                 self.train_dataset,
                 self.data_collator,
@@ -395,11 +395,11 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 training=self._as_trained(),
             )
             if self._on_proof is not None:
-                self._on_proof(self.verdict)
+                self._on_proof(self.check_report)
         self._go_on()
 
     def _as_trained(self) -> Training | None:
-        """What the check before the first step runs beside the model; None with a loss of the user's own."""
+        """The parts of training that the check before the first step runs; None with a loss of the user's own."""
         if self._losses is None:
             return None
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None

@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What it is, in a line."""
+        """The trial in a line."""
         setup, mix = self.setup, self.mix
         kind = f"packed {self.tokens:,}" if self.rows is None else f"padded {self.rows} x {self.tokens:,}"
         again = {(True, True): "recomputed", (False, False): "kept", (False, True): "encoder recomputed"}
@@ -104,10 +104,10 @@ def build(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -
     from transformers import AutoConfig
 
     kind = str(config["model_type"])
-    known = AutoConfig.for_model(kind, **{name: value for name, value in config.items() if name != "model_type"})
+    model_config = AutoConfig.for_model(kind, **{name: value for name, value in config.items() if name != "model_type"})
     torch.manual_seed(0)
     with device:
-        return auto_class(kind).from_config(known, dtype=dtype).to(device).train()
+        return auto_class(kind).from_config(model_config, dtype=dtype).to(device).train()
 
 
 class _Run:
@@ -213,7 +213,7 @@ def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
 
 
 def _reserved_bytes(device: torch.device) -> tuple[int, int]:
-    """What torch has reserved at most, and what the driver counts beyond; zeros where there is no GPU."""
+    """Peak bytes reserved by torch, and what the driver counts beyond them; zeros where there is no GPU."""
     if device.type != "cuda":
         return 0, 0
     free, total = torch.cuda.mem_get_info(device)

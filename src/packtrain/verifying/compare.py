@@ -68,11 +68,11 @@ def as_trained(samples: Sequence[EncodedSample], collate: Collate) -> Mapping[st
 def forward(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the one row, (tokens, vocabulary); pixels in the precision of the model."""
     weight = next(model.parameters())
-    given = {
+    arguments = {
         name: _cast(name, value.to(weight.device), weight.dtype) if isinstance(value, Tensor) else value
         for name, value in inputs.items()
     }
-    logits: Tensor = model(**given).logits
+    logits: Tensor = model(**arguments).logits
     return logits[0]
 
 

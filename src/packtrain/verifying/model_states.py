@@ -156,17 +156,17 @@ def stock_attention(model: Any) -> Iterator[str]:
 
     inner = transformers_model(model)
     text = inner.config.get_text_config()
-    wanted: dict[int, tuple[Any, str]] = {}
+    backends: dict[int, tuple[Any, str]] = {}
     for module in inner.modules():
         config: Any = getattr(module, "config", None)
         named = isinstance(module, PreTrainedModel) and hasattr(config, "_attn_implementation_internal")
         if named and module._can_set_attn_implementation():  # others always run their own
             # sdpa leaves out caps of scores, without a word.
             plain = module._supports_sdpa and getattr(config, "attn_logit_softcapping", None) is None
-            wanted[id(config)] = config, "sdpa" if plain else "eager"
-    before = [(config, config._attn_implementation_internal) for config, _ in wanted.values()]
+            backends[id(config)] = config, "sdpa" if plain else "eager"
+    before = [(config, config._attn_implementation_internal) for config, _ in backends.values()]
     try:
-        for config, name in wanted.values():
+        for config, name in backends.values():
             config._attn_implementation_internal = name
         yield str(getattr(text, "_attn_implementation_internal", "") or "")
     finally:

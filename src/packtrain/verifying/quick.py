@@ -41,7 +41,7 @@ _LEAST_ROOM = 8  # tokens that make a sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowRoom:
-    """What one row of a training step holds."""
+    """The room in one row of a training step."""
 
     tokens: int = MOST_TOKENS
     patches: int | None = None  # of the vision encoder; None: unknown
@@ -229,12 +229,12 @@ def _without_gradients(
             longest = by_itself(pack[at])
         whole = row(pack)
     allowed = loss_tolerance(dtype).hidden
-    known = list(zip(chosen, reference, strict=False))
+    pairs = list(zip(chosen, reference, strict=False))
     in_pack = [(pack[at], longest, whole[at])]
-    in_pack += [(one, ref, whole[place]) for one, ref in known for place, its in enumerate(pack) if its is one]
+    in_pack += [(one, ref, whole[place]) for one, ref in pairs for place, its in enumerate(pack) if its is one]
     return [
-        parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(known, first, strict=True)], allowed),
-        parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(known, again, strict=True)], allowed),
+        parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(pairs, first, strict=True)], allowed),
+        parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(pairs, again, strict=True)], allowed),
         parity("hidden states (whole pack)", in_pack, allowed),
         # at every token, also of media, which have no labels
         *moved_neighbours(model, chosen, changes, again, lambda change: moved[changes.index(change)], dtype),

@@ -122,7 +122,7 @@ def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract, sm
     """The loss of each supervised token of one sample by itself.
 
     Training has logits at supervised tokens only, a chunk of them in 32 bits, so there are no more here. What a model
-    does to its logits behind the head is left to it.
+    does to its logits after the head is left to it.
     """
     carries = sample.labels[1:] != IGNORED
 
@@ -146,8 +146,8 @@ def _cross_entropies(logits: Tensor, targets: Tensor, smoothing: float) -> Tenso
 
 def _weights(batch: Any, samples: Sequence[EncodedSample], collate: Collate) -> list[Tensor]:
     """The loss weights of the supervised tokens of each sample: those of the batch, or 1."""
-    given = batch.get(LOSS_WEIGHTS)
-    rows = split(given[0], samples, collate) if given is not None else [torch.ones(len(sample)) for sample in samples]
+    packed = batch.get(LOSS_WEIGHTS)
+    rows = split(packed[0], samples, collate) if packed is not None else [torch.ones(len(sample)) for sample in samples]
     return [row[1:][sample.labels[1:] != IGNORED].float() for row, sample in zip(rows, samples, strict=True)]
 
 

@@ -266,8 +266,8 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
 
 
 def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) -> list[str]:
-    known = {sample.id for sample in samples}
-    others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in known}
+    ids = {sample.id for sample in samples}
+    others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in ids}
     return [f"{sample_described(sample)}, forward only" for sample in others.values()]
 
 
@@ -310,12 +310,12 @@ def lengths_that_matter(config: Any) -> list[int]:
 
 def long_enough(config: Any, contract: BatchContract) -> int:
     """The length of a synthetic sample: beyond the longest of these lengths, if the model and the check allow it."""
-    known = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
-    wanted = max([_LEAST, *(length + _BEYOND for length in known)])
+    lengths = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
+    longest = max([_LEAST, *(length + _BEYOND for length in lengths)])
     # Longer ones would have to be alone, or would not fit into a row.
     limits = [limit for limit in (contract.longest_together, contract.longest_row) if limit is not None]
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or wanted
-    return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or longest
+    return int(min([longest, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
 
 
 def unreached_note(config: Any, longest: int) -> str | None:

@@ -96,7 +96,7 @@ def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:
 
 
 def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[Sections, str]:
-    """What a study recommends; it is kept for the other processes and for the user."""
+    """The recommendation of a study, which is kept for the other processes and for the user."""
     given = without_secrets(run.config.sections())
     fitted = repr(coefficients_for(find_gpu(gpu), compiled=True))
     about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world, "said": given, "fitted": fitted}
@@ -113,16 +113,16 @@ def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
     tokens = table.column("tokens")
     # a padded run has the same step
     given = None if in_packs(run.config) else configured_samples(run.config, run.world)
-    wanted, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
+    samples, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
-        wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
+        wanted=samples, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
     )
     context = read_shape(resolve(run.model.name, cache_dir() / "models")).language.context_length
     data = {"packing_length": min(step.kept_length, context)}
     kept = replace(step, samples_per_pack=data["packing_length"] / mean).is_kept
     if not kept and run.config.data.packing_length is None:  # packs are long for the longest sample alone
-        data["max_samples_per_pack"] = max(1, wanted // step.fewest_packs)
-    return {"data": data, "training": {"effective_batch_size": wanted}}, "no known GPU, defaults for CPU"
+        data["max_samples_per_pack"] = max(1, samples // step.fewest_packs)
+    return {"data": data, "training": {"effective_batch_size": samples}}, "no known GPU, defaults for CPU"
 
 
 def _with_given(chosen: Sections, given: Sections) -> Sections:

@@ -198,7 +198,7 @@ def packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
 
 
 def run_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tuple[str, ...]:
-    """What is not as the user asked for."""
+    """Warnings about numbers that are not as the user asked."""
     return (*_unit_warning(run), *_step_warning(run, dataset, numbers), *_tail_warning(dataset))
 
 
