@@ -81,7 +81,7 @@ class RunStanding:
 class DemoTraining:
     """Two runs, the packing check before them, and the page that compares them."""
 
-    verdict: CheckReport
+    check_report: CheckReport
     folders: tuple[Path, ...]  # of MODES
     reused: bool  # trained by an earlier demo, and nothing has changed since
     reported: Reported
@@ -184,7 +184,7 @@ def train_demo(
     from packtrain.app.verify import verify
 
     say(f"Checking that packed samples do not attend to each other in {model}")
-    verdict = verify(model, attn_implementation="varlen", device="cpu", dtype="fp32")
+    check_report = verify(model, attn_implementation="varlen", device="cpu", dtype="fp32")
     held_out = write_dataset(folder / "held-out", max(pictures // _HELD_OUT, 4), seed=1)
     name = f"{pictures} pictures"  # other pictures lie in the same files
     configs = {mode: demo_config(data, held_out, folder, model=model, mode=mode, name=name) for mode in MODES}
@@ -194,7 +194,7 @@ def train_demo(
         _train_all(configs, progress)
     folders = tuple(_run_folder(config) for config in configs.values())
     reported = report(folders, folder / "report.html")
-    return DemoTraining(verdict=verdict, folders=folders, reused=reused, reported=reported)
+    return DemoTraining(check_report=check_report, folders=folders, reused=reused, reported=reported)
 
 
 def demo_config(data: Path, held_out: Path, folder: Path, *, model: str, mode: str, name: str) -> RunConfig:

@@ -117,7 +117,7 @@ def test_packed_and_padded_learn_the_same(tmp_path: Path) -> None:
     data = write_dataset(tmp_path / "data", 200)
     trained = train_demo(data, tmp_path, model="tiny:qwen2_5_vl", pictures=200)
     content = trained.reported.content
-    assert trained.verdict.passed
+    assert trained.check_report.passed
     assert not trained.reused
     first, second = (run["summary"] for run in content["runs"])
     assert first["loss_start"] == pytest.approx(second["loss_start"], rel=0.02), "the same model, not yet trained"

@@ -20,7 +20,7 @@ from packtrain.app.cache import clear_run, list_cache
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.resume import check_frozen, check_resumed, other_evaluation
-from packtrain.app.train.train import _resolved
+from packtrain.app.train.train import _resolve_run
 from packtrain.config.run_config import load_config
 from packtrain.core.artifacts import write_json
 from packtrain.core.errors import ArtifactError
@@ -246,5 +246,5 @@ def test_which_run_a_config_of_its_own_resumes(
         content["data"]["max_samples"] = 7
     run = begun(home / "copy")
     (run.path / "run.yaml").write_text(yaml.safe_dump(content))
-    found = _resolved(run.path / "run.yaml", overrides, 1, resume=True, max_samples=samples)
+    found = _resolve_run(run.path / "run.yaml", overrides, 1, resume=True, max_samples=samples)
     assert found.folder.name == expected

@@ -132,7 +132,7 @@ def test_a_fault_after_a_signal_was_heard_is_told(heard: None) -> None:
 @pytest.mark.parametrize(
     ("moment", "words", "there"),
     [
-        ("packtrain.app.pack.work_of", "nothing was written", False),
+        ("packtrain.app.pack.choose_work_model", "nothing was written", False),
         ("packtrain.packing.plan_builder.PackPlan.load", "the plan was already complete", True),
         ("packtrain.packing.schedule.balance_table", "the same command continues", True),
     ],

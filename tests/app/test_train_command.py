@@ -477,14 +477,14 @@ class TestRun:
         from packtrain.core.errors import RecordError
         from packtrain.delivery.encode.pack_source import PackSource
 
-        encoded, every = PackSource._encoded, 40 if rate == "none" else 10
+        encoded, every = PackSource._encode_sample, 40 if rate == "none" else 10
 
         def damaged(self: PackSource, number: int, *rest: Any) -> Any:
             if number % every == 0:
                 raise RecordError("decode", "image cannot be decoded")
             return encoded(self, number, *rest)
 
-        monkeypatch.setattr(PackSource, "_encoded", damaged)
+        monkeypatch.setattr(PackSource, "_encode_sample", damaged)
         out = tmp_path / "page" / "mine.html"
         length = "training.max_steps=5" if rate == "default" else "training.num_train_epochs=1"
         settings = (length, "training.quick_check=false", f"report.out={out}", "report.title=Of my own")

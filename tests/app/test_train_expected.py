@@ -21,7 +21,7 @@ from packtrain.app.train.forecast import (
 )
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.trainer_arguments import accepted_arguments, arguments_of, course_of
+from packtrain.app.train.trainer_arguments import accepted_arguments, make_arguments, make_course
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
 from packtrain.packing.schedule import EMPTY
@@ -92,9 +92,9 @@ def test_the_length_that_is_named_fits(small: Prepared) -> None:
 
 def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = on(small, compiled=False)
-    args = arguments_of(small)
+    args = make_arguments(small)
     args.save_steps = 100
-    course = course_of(args, small.run, steps=900, epochs=1.0, trained=["language"], dtype="float32")
+    course = make_course(args, small.run, steps=900, epochs=1.0, trained=["language"], dtype="float32")
     assert (course.kept, course.saved_times) == (2, 9)
     assert disk_warning(course, machine, tmp_path / "new") == ()
     free = SimpleNamespace(free=12 << 20)
@@ -125,7 +125,7 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
 def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:
     run = resolve_run(load_config_of(given))
     args = accepted_arguments({**run.arguments, "output_dir": "none", "use_cpu": True}, given=())
-    course = course_of(args, run, steps=9, epochs=run.length.epochs or 1.0, trained=[], dtype="float32")
+    course = make_course(args, run, steps=9, epochs=run.length.epochs or 1.0, trained=[], dtype="float32")
     assert words in " ".join(course.notes)
     assert len(course.notes) == bool(words)
     saved = {"save_steps=2": "every 2 steps and at the end", "save_delay_steps=10": "none (save_delay_steps: 10)"}

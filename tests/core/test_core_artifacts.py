@@ -22,7 +22,7 @@ from packtrain.core.artifacts import (
     alone,
     atomic_path,
     lock,
-    made_once,
+    make_folder_once,
     read_json,
     refuse_links,
     remove_leftovers,
@@ -32,7 +32,7 @@ from packtrain.core.artifacts import (
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, PacktrainError, RecordError, nearest
 from packtrain.core.fingerprint import differences, digest, file_state, files_state
-from packtrain.core.secrets import kept_apart, with_secrets, without_secrets
+from packtrain.core.secrets import hide_secrets, with_secrets, without_secrets
 from packtrain.core.seeds import stream
 
 JSON = st.recursive(
@@ -142,7 +142,7 @@ def test_secrets_of_urls_are_kept_apart(
     given: str, shown: str, file: str | None, opened: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACKTRAIN_URLS", "{}")
-    assert kept_apart(given) == kept_apart(kept_apart(given)) == shown
+    assert hide_secrets(given) == hide_secrets(hide_secrets(given)) == shown
     assert with_secrets(file or shown) == (opened or given)
     assert shown in str(ArtifactError(f"at {given}", got=[given], fix=given))
     assert (
@@ -154,19 +154,19 @@ def test_secrets_of_urls_are_kept_apart(
 @pytest.mark.parametrize("url", ["http://me:my pw@h/a.tar", "http://me:'pw@h/a.tar", 'https://h/a.tar?sig=x"pw'])
 def test_passwords_with_blanks_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="%20") as caught:
-        kept_apart(url)
+        hide_secrets(url)
     assert "pw" not in str(caught.value)
-    assert kept_apart("s3://bucket/my file's.tar") == "s3://bucket/my file's.tar"
+    assert hide_secrets("s3://bucket/my file's.tar") == "s3://bucket/my file's.tar"
 
 
 def test_what_is_kept_apart_never_stands_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKTRAIN_URLS", "{}")
     for signature in ("a", "b"):  # signed again
-        kept_apart(f"http://h/a.tar?X-Amz-Signature={signature}")
+        hide_secrets(f"http://h/a.tar?X-Amz-Signature={signature}")
     assert with_secrets("http://h/a.tar") == "http://h/a.tar?X-Amz-Signature=b"
-    kept_apart("http://h/get?file=0123456789012345678901234567")
+    hide_secrets("http://h/get?file=0123456789012345678901234567")
     with pytest.raises(ConfigError, match="two URLs"):
-        kept_apart("http://h/get?file=0123456789012345678901234568")
+        hide_secrets("http://h/get?file=0123456789012345678901234568")
 
 
 def test_settings_that_are_secrets_are_left_out() -> None:
@@ -325,8 +325,8 @@ def test_a_whole_folder_removes_what_was_abandoned_and_nothing_else(tmp_path: Pa
 def test_a_folder_is_made_once(tmp_path: Path) -> None:
     def beaten(fresh: Path) -> None:
         (fresh / "slow").touch()
-        made_once(tmp_path / "made", lambda other: (other / "fast").touch())
+        make_folder_once(tmp_path / "made", lambda other: (other / "fast").touch())
 
     for _ in range(2):
-        assert os.listdir(made_once(tmp_path / "made", beaten)) == ["fast"]
+        assert os.listdir(make_folder_once(tmp_path / "made", beaten)) == ["fast"]
     assert os.listdir(tmp_path) == ["made"]

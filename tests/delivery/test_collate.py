@@ -14,7 +14,7 @@ from torch import Tensor
 from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator, offsets_of
+from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator, sample_offsets
 from packtrain.delivery.collate.join import EMPTY_TOKENS
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
@@ -105,7 +105,7 @@ def test_aligned_samples_begin_at_multiples(contract: BatchContract) -> None:
     assert batch["cu_seq_lens_q"].tolist() == [0, 5, 8, 16, 18, 20]  # one segment for both kinds of filling
     assert (batch.info.tokens, batch.info.padding) == (15, 5)
     at = torch.cat([torch.arange(start, start + len(one)) for start, one in zip((0, 8, 16), samples, strict=True)])
-    assert offsets_of(samples, 4) == [0, 8, 16]
+    assert sample_offsets(samples, 4) == [0, 8, 16]
     for name in ("input_ids", "labels", "position_ids", "loss_weights"):
         assert torch.equal(batch[name][..., at], plain[name]), name
     others = torch.ones(20, dtype=torch.bool)

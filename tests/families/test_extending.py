@@ -98,14 +98,14 @@ def test_measure_pack_verify_and_train(outside: Path) -> None:
 
 def test_another_source_is_another_family(outside: Path, registered: dict[str, Family]) -> None:
     """Costs follow from the module's text: a table of another one is not taken for the same."""
-    from packtrain.app.measure import request_of
+    from packtrain.app.measure import make_request
     from packtrain.config.dataset_config import DatasetConfig
     from packtrain.measuring.request import settings_state
 
     sys.path.insert(0, str(outside))
     try:
         config = DatasetConfig(dataset_path=str(outside / "data.jsonl"), model="tiny:vipllava", plugins=[NAME])
-        request = request_of(config)
+        request = make_request(config)
         before = settings_state(request.settings())["family"]
         source = outside / f"{NAME}.py"
         text = source.read_text()

@@ -27,7 +27,7 @@ from damage import mutated
 import packtrain
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import MediaHeader, MediaRef
-from packtrain.records.images import decoded_rgb
+from packtrain.records.images import decode_rgb
 from packtrain.records.media import MediaStore
 
 STORE = MediaStore("/")
@@ -56,7 +56,7 @@ def decoded(data: bytes) -> tuple[int, int] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return decoded_rgb(Image.open(io.BytesIO(data))).size
+            return decode_rgb(Image.open(io.BytesIO(data))).size
     except Exception:
         return None
 

@@ -195,13 +195,13 @@ class TestRows:
     def decoded(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """Row groups that were decoded, in order."""
         groups: list[int] = []
-        decode = table_rows.ParquetRows._decoded
+        decode = table_rows.ParquetRows._decode_group
 
         def counted(self: Any, group: int, most: int) -> Any:
             groups.append(group)
             return decode(self, group, most)
 
-        monkeypatch.setattr(table_rows.ParquetRows, "_decoded", counted)
+        monkeypatch.setattr(table_rows.ParquetRows, "_decode_group", counted)
         return groups
 
     @pytest.mark.parametrize("in_memory", [False, True])

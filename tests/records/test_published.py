@@ -162,10 +162,10 @@ def test_read(name: str) -> None:
     given, expected = READ[name]
     unread = UnreadNames()
     assert written(convert(given, unread)) == expected
-    assert not unread.handed_over()
+    assert not unread.drain()
     planted = given | {"mood": "good"}
     assert written(convert(planted, unread)) == expected
-    assert list(unread.handed_over()) == ["mood"]
+    assert list(unread.drain()) == ["mood"]
     with pytest.raises(RecordError, match="unused column or key"):
         convert(planted, UnreadNames(strict=True))
 

@@ -578,8 +578,8 @@ def test_what_nothing_reads_is_named(value: dict[str, Any], expected: list[str])
     seen = UnreadNames()
     for _ in range(2):
         to_record(entry, source="s", options=DEFAULT, unread=seen)
-    assert seen.handed_over() == {name: [2, "first"] for name in expected}
-    assert not seen.handed_over()
+    assert seen.drain() == {name: [2, "first"] for name in expected}
+    assert not seen.drain()
     if expected:
         with pytest.raises(RecordError, match="unused column or key"):
             to_record(entry, source="s", options=DEFAULT, unread=UnreadNames(strict=True))

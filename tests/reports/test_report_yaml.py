@@ -78,7 +78,7 @@ def test_a_changed_line_has_its_old_value_and_others_stay() -> None:
     text = config_text(replace(BASE, config=config, base=base, reasons=(why,)))
     assert "  # was 8: it is twice as long\n  packing_length: 16\n  shuffle: false\n" in text
     assert "\n  method: lora\n" in text
-    assert "# Left out, since others stand for it: training.max_steps 7\n" in text
+    assert "# Left out, since others replace it: training.max_steps 7\n" in text
 
 
 def test_values_of_other_types_become_plain_ones() -> None:

@@ -15,7 +15,7 @@ from made_runs import Made, expected_loss, steps_of, write_run
 
 from packtrain.reports.curves import edges_for, thin
 from packtrain.reports.run_content import runs_content
-from packtrain.reports.run_page import markdown_of, render_runs
+from packtrain.reports.run_page import render_runs, run_markdown
 from packtrain.runs.run_summary import FEWEST, compare_runs, loss_window, smooth_loss, summarise_run, trailing_mean
 from packtrain.runs.step_metrics import STEP_KEYS
 from packtrain.runs.training_run import Steps, TrainingRun, read_run
@@ -220,7 +220,7 @@ def test_few_steps_compare_no_speed_and_call_no_losses_the_same(tmp_path: Path, 
     assert (theirs.steps, both.enough) == (steps, steps > FEWEST)
     for told in (ours.speedup, ours.seconds, ours.tokens_per_second, ours.to_target):
         assert (told is not None) == both.enough
-    headline, said = content["headline"], content["lead"] + markdown_of(content) + render_runs([long, short])
+    headline, said = content["headline"], content["lead"] + run_markdown(content) + render_runs([long, short])
     if both.enough:
         assert headline.startswith("The same loss")
         assert "Samples compared" not in said

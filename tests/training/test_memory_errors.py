@@ -22,10 +22,10 @@ from packtrain.training.predictions import (
     DeviceMemory,
     Failure,
     ModelPrediction,
-    asked_bytes,
     batch_load,
     explain,
     is_memory_error,
+    requested_bytes,
 )
 
 GIB = 2**30
@@ -169,9 +169,9 @@ def test_before_and_without_packs() -> None:
 
 
 def test_what_was_asked_for() -> None:
-    assert asked_bytes(oom()) == 20 * GIB
-    assert asked_bytes(oom("Tried to allocate 512.00 MiB")) == 512 * 2**20
-    assert asked_bytes(oom("nothing")) == 0
+    assert requested_bytes(oom()) == 20 * GIB
+    assert requested_bytes(oom("Tried to allocate 512.00 MiB")) == 512 * 2**20
+    assert requested_bytes(oom("nothing")) == 0
 
 
 # ---- planted in a run

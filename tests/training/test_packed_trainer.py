@@ -35,7 +35,7 @@ from packtrain.modeling.load import load_model
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.modeling.preparation import ready_model
 from packtrain.predicting.values import TrainingSetup
-from packtrain.training.loss import Evaluated, kept_random_state
+from packtrain.training.loss import Evaluated, preserve_random_state
 from packtrain.training.meter import Meter, StepMeter
 from packtrain.training.optimizers import parameter_groups
 from packtrain.training.step_settings import StepSettings
@@ -99,7 +99,7 @@ def test_nor_with_pictures(tmp_path: Path, layout: str) -> None:
 
 
 def test_a_wrong_number_of_tokens_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.training.loss.weight_of", lambda info: float(info.tokens))
+    monkeypatch.setattr("packtrain.training.loss.batch_weight", lambda info: float(info.tokens))
     found = first_gradients(tmp_path, "llama", StepSettings(), **LAYOUTS["packed in many"])
     assert difference(found, alone("llama")) > 100 * TOLERANCE
 
@@ -357,13 +357,13 @@ def test_evaluating_does_not_change_the_run(tmp_path: Path) -> None:
 
 def test_a_model_that_draws_while_it_is_evaluated_changes_nothing() -> None:
     torch.manual_seed(0)
-    with kept_random_state():
+    with preserve_random_state():
         torch.rand(5)
     assert torch.equal(torch.rand(3), torch.manual_seed(0) and torch.rand(3))
 
 
 def test_data_without_loss_is_refused_and_not_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packtrain.training.loss.weight_of", lambda info: 0.0)
+    monkeypatch.setattr("packtrain.training.loss.batch_weight", lambda info: 0.0)
     trainer = trainer_of(dataset(), tmp_path, parts={"eval_dataset": held_out()})
     with pytest.raises(DataError, match="without a supervised token"):
         trainer.evaluate()
@@ -475,12 +475,12 @@ def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: 
     parts = {"first_check": True, "on_packing_check": told.append}
     checked = trainer_of(dataset(), tmp_path / "a", parts=parts, save_strategy="no", max_steps=2)
     checked.train()
-    assert told == [checked.verdict]
+    assert told == [checked.check_report]
     plain = trainer_of(dataset(), tmp_path / "b", save_strategy="no", max_steps=2)
     plain.train()
-    assert checked.verdict is not None
-    assert checked.verdict.passed
-    assert plain.verdict is None
+    assert checked.check_report is not None
+    assert checked.check_report.passed
+    assert plain.check_report is None
     assert losses(checked) == losses(plain)
     assert same(weights(checked), weights(plain))
 
@@ -488,10 +488,10 @@ def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: 
 def test_every_modality_is_looked_at(tmp_path: Path) -> None:
     trainer = trainer_of(dataset("qwen3_vl"), tmp_path, parts={"first_check": True}, save_strategy="no", max_steps=1)
     trainer.train()
-    assert trainer.verdict is not None
-    assert {name.split("(")[1].split(",")[0] for name in trainer.verdict.samples} >= {"text", "image"}
-    assert "neighbours, other pixels" in {finding.check for finding in trainer.verdict.checks}
-    assert "training gradients" in {finding.check for finding in trainer.verdict.checks}
+    assert trainer.check_report is not None
+    assert {name.split("(")[1].split(",")[0] for name in trainer.check_report.samples} >= {"text", "image"}
+    assert "neighbours, other pixels" in {finding.check for finding in trainer.check_report.checks}
+    assert "training gradients" in {finding.check for finding in trainer.check_report.checks}
 
 
 def test_a_model_that_mixes_samples_does_not_start(tmp_path: Path) -> None:
@@ -526,7 +526,7 @@ def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:
     data = dataset(packing=False, rows_per_batch=2, packs_per_step=8)
     trainer = trainer_of(data, tmp_path, parts={"first_check": True}, save_strategy="no", max_steps=1)
     trainer.train()
-    assert trainer.verdict is None
+    assert trainer.check_report is None
     assert len(trainer.trained) == 4
 
 
@@ -560,7 +560,7 @@ def test_plain_arguments_and_a_model_as_it_was_loaded_are_enough(
         args = TrainingArguments(dataloader_pin_memory=False, report_to=[], logging_steps=1, **plain)
         ours = PackedTrainer(model=model, args=args, train_dataset=data, data_collator=data.get_collator())
         ours.train()
-        assert ours.verdict is not None
+        assert ours.check_report is not None
         found.append((losses(ours), ours.state.global_step))
     assert found[0] == found[1]
     assert found[0][1] == data.schedule.num_steps() > 1

@@ -75,7 +75,7 @@ def trained(config: str, out: Path, *given: str, stop_at: int | None = None, res
             os.kill(os.getpid(), signal.SIGTERM)
 
     PackedTrainer._begin, RunWatch.on_step = looked, stepped  # type: ignore[method-assign]
-    RunWatch.on_packing_check = lambda self, verdict: proofs.append(verdict.outcome)  # type: ignore[method-assign]
+    RunWatch.on_packing_check = lambda self, report: proofs.append(report.outcome)  # type: ignore[method-assign]
     try:
         outcome = train(config, (*given, f"training.output_dir={out}"), resume=resume)
     finally:

@@ -20,7 +20,7 @@ from packtrain.app.reuse import cache_folder, user_folders
 from packtrain.core.errors import ConfigError, PacktrainError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.numbers import counted
-from packtrain.delivery.encode.row_table import fingerprint_of, sum_of
+from packtrain.delivery.encode.row_table import checksum_path, rows_fingerprint
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs
 from packtrain.records.shards.cache_folder import CacheFolder, is_ours, remove_if_unused
@@ -89,7 +89,7 @@ def clear_cache(entries: Iterable[Cached], root: Path) -> int:
         else:
             entry.path.unlink(missing_ok=True)
             if entry.kind == "rows":
-                sum_of(entry.path).unlink(missing_ok=True)
+                checksum_path(entry.path).unlink(missing_ok=True)
             with suppress(OSError):
                 entry.path.with_name(f".{entry.path.name}.lock").unlink(missing_ok=True)
         freed += entry.bytes - (_size(entry.path) if entry.path.exists() else 0)
@@ -107,7 +107,7 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
     for config in (run.data, run.evaluation):
         if config is not None:
             root = Path(str(config.cache_dir))
-            entries = _entries_of(config, root)
+            entries = _config_entries(config, root)
             clear_cache(entries, root)
             removed += entries
     if not removed:
@@ -116,14 +116,14 @@ def clear_run(run: ResolvedRun) -> tuple[str, ...]:
     return (f"--clear-cache: {counted(len(removed), 'entry', 'entries')} of this config removed, {size:,} bytes",)
 
 
-def _entries_of(config: DatasetConfig, root: Path) -> list[Cached]:
+def _config_entries(config: DatasetConfig, root: Path) -> list[Cached]:
     """Its cost table with rows and tokens, its plans of this mode, whatever their length; the other mode's stay."""
     name = digest(config.measured_by())
     folder, tokens = (cache_folder(root, kind, name, dataset=config.dataset_path) for kind in ("measure", "tokens"))
     own = (folder, *((tokens,) if config.caches_tokens else ()))
     try:
         table = CostTable.load(folder)
-        rows, inputs = f"rows-{fingerprint_of(table)}.arrow", plan_inputs(table)
+        rows, inputs = f"rows-{rows_fingerprint(table)}.arrow", plan_inputs(table)
     except (PacktrainError, OSError):
         rows, inputs = "", None
 

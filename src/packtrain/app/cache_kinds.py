@@ -17,7 +17,7 @@ from packtrain.core.artifacts import read_json
 from packtrain.core.errors import ArtifactError, PacktrainError
 from packtrain.core.fingerprint import differences
 from packtrain.core.numbers import counted
-from packtrain.delivery.encode.row_table import RowTable, fingerprint_of
+from packtrain.delivery.encode.row_table import RowTable, rows_fingerprint
 from packtrain.delivery.encode.token_cache import KIND as TOKENS_KIND
 from packtrain.delivery.encode.token_cache import TOKENS, TokenTable, token_inputs
 from packtrain.delivery.encode.token_cache import VERSION as TOKENS_VERSION
@@ -71,7 +71,7 @@ class CacheKind:
             return (f"cannot be read: {_first_line(error)}",)
 
     def faults(self, path: Path) -> tuple[str, ...]:
-        """What is wrong with the content of an entry."""
+        """The faults of an entry's content."""
         try:
             faults = self.check(path)
             return tuple(faults) if isinstance(faults, Iterator) else ()
@@ -185,7 +185,7 @@ def _stale_rows(path: Path, root: Path) -> Iterator[str]:
                 table = CostTable.load(folder)
             except PacktrainError:
                 continue
-            if f"rows-{fingerprint_of(table)}.arrow" == path.name:
+            if f"rows-{rows_fingerprint(table)}.arrow" == path.name:
                 return
     yield "its cost table is gone, or was measured again"
 

@@ -102,7 +102,7 @@ CPU = Gpu(name="cpu", memory_bytes=8 << 30, bf16_flops=1e11, bandwidth=2e10, lin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationOutcome:
-    """What was measured and fitted, and how good the fit is."""
+    """The measurements, the fit, and how good it is."""
 
     gpu: str
     trials: tuple[str, ...]  # all settings, in order
@@ -130,12 +130,12 @@ class CalibrationOutcome:
         )
 
     def as_json(self) -> dict[str, object]:
-        known = self.calibration
+        calibration = self.calibration
         return {
             "gpu": self.gpu,
-            **{name: getattr(known, name, None) for name in ("device", "torch", "transformers", "date")},
+            **{name: getattr(calibration, name, None) for name in ("device", "torch", "transformers", "date")},
             "seconds": self.seconds,
-            "fits": {mode: asdict(one) for mode, one in known.fits.items()} if known else {},
+            "fits": {mode: asdict(one) for mode, one in calibration.fits.items()} if calibration else {},
             "rows": [_row(row) for row in self.rows],
             "leave_one_out": [_row(row) for row in self.left_out],
             "failed": {one.name: one.error for one in self.failed},
@@ -193,11 +193,11 @@ def calibrate(
     measurements = _measure(trials, place, begun + budget, progress)
     done = {one.name for one in measurements}
     files = _files(place.gpu, out)
-    kept = _earlier(place, by_name=bool(only), now=measurements)
+    earlier = _earlier(place, by_name=bool(only), now=measurements)
     order = {trial.name: number for number, trial in enumerate(every)}
-    together = sorted((*kept, *measurements), key=lambda one: order.get(one.name, -1))
+    together = sorted((*earlier, *measurements), key=lambda one: order.get(one.name, -1))
     torch_version, transformers_version = _versions()
-    known = Calibration(
+    calibration = Calibration(
         gpu=place.gpu.name,
         device=place.name,
         torch=torch_version,
@@ -206,9 +206,9 @@ def calibrate(
         fits={},
         measurements=tuple(together),
     )
-    _save(known, files)  # minutes of a GPU, even if the fit fails
+    _save(calibration, files)  # minutes of a GPU, even if the fit fails
     return replace(
-        _fitted(known, place.gpu, files),
+        _fit_and_save(calibration, place.gpu, files),
         trials=names,
         skipped=tuple(name for name in names if name not in done),
         seconds=time.monotonic() - begun,
@@ -217,12 +217,12 @@ def calibrate(
 
 def refit(path: str | Path, *, out: str | Path | None = None) -> CalibrationOutcome:
     """Fit again to the measurements of a stored file, of any machine, and keep the result here."""
-    known = read_calibration(Path(path))
-    gpu = CPU if known.gpu == CPU.name else find_gpu(known.gpu)
-    return _fitted(known, gpu, _files(gpu, out))
+    calibration = read_calibration(Path(path))
+    gpu = CPU if calibration.gpu == CPU.name else find_gpu(calibration.gpu)
+    return _fit_and_save(calibration, gpu, _files(gpu, out))
 
 
-def _fitted(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
+def _fit_and_save(known: Calibration, gpu: Gpu, files: tuple[Path, ...]) -> CalibrationOutcome:
     calibration = replace(known, fits=fit(known.measurements, gpu))
     _save(calibration, files)
     return CalibrationOutcome(
@@ -276,14 +276,14 @@ def _measure(
 ) -> tuple[Measurement, ...]:
     from packtrain.training.trial import measure_trial
 
-    found = []
+    measurements = []
     for number, trial in enumerate(trials):
         if time.monotonic() > until:
             break
         progress(number, len(trials), trial.name)
-        found.append(measure_trial(trial, place.torch_device))
-    progress(len(found), len(trials), "fitting")
-    return tuple(found)
+        measurements.append(measure_trial(trial, place.torch_device))
+    progress(len(measurements), len(trials), "fitting")
+    return tuple(measurements)
 
 
 def _earlier(place: _Place, *, by_name: bool, now: Sequence[Measurement]) -> tuple[Measurement, ...]:
@@ -318,19 +318,19 @@ def calibration_trials(
 ) -> tuple[Trial, ...]:
     """The trials for a GPU, in the order in which they are run; packs are shorter where memory is small.
 
-    `model` stands in for the main shape. On a CPU (its name is the data sheet's) all shapes are small ones, in fp32.
+    `model` replaces the main shape. On a CPU (its name is the data sheet's) all shapes are small ones, in fp32.
     """
     own = model_config(model) if model is not None else None
-    found: list[Trial] = []
+    trials: list[Trial] = []
     for mode in ("eager", "compiled") if modes == "both" else (modes,):
         rows = [(row, False) for row in _FITTED[mode][: _QUICK["fitted"] if quick else None]]
         rows += [(row, True) for row in (_HELD_OUT[mode][: _QUICK["held_out"] if quick else None] if held_out else ())]
         for row, out in rows:
             trial = _trial(row, gpu, mode == "compiled", out, own if row[0] == MAIN else None, model)
             # Settings that were made shorter may have become the same.
-            if trial is not None and trial.name not in {other.name for other in found}:
-                found.append(trial)
-    return tuple(found)
+            if trial is not None and trial.name not in {other.name for other in trials}:
+                trials.append(trial)
+    return tuple(trials)
 
 
 def model_config(name: str) -> Mapping[str, Any]:

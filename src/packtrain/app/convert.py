@@ -18,7 +18,7 @@ from packtrain.config.reading import Reading
 from packtrain.config.run_config import RunConfig, run_config
 from packtrain.config.sections import SECTIONS
 from packtrain.config.steps import counted_in_packs_by
-from packtrain.config.systems import systems_of
+from packtrain.config.systems import detect_systems
 from packtrain.core.errors import ConfigError
 from packtrain.core.secrets import without_secrets
 from packtrain.records.formats.source_files import is_hub_name
@@ -76,7 +76,7 @@ def convert(path: str | Path) -> Converted:
     read_as, no_effect = tuple(reading.read_as()), dict(reading.unused)
     config, notes = section_defaults(config)
     missing = [place for place in _NEEDED if getattr(getattr(config, place[0]), place[1]) is None]
-    while problems := _unresolved(config, missing):  # each round leaves settings out, or is the last
+    while problems := _resolve_problems(config, missing):  # each round leaves settings out, or is the last
         config, left = _without(config, problems)
         refused += problems
         if not left:
@@ -87,7 +87,7 @@ def convert(path: str | Path) -> Converted:
         notes = (*notes, f"a step is counted in samples; in {system}, batch size counts packs: {way}")
     return Converted(
         config=config,
-        systems=tuple(systems_of(config.written_as)),
+        systems=tuple(detect_systems(config.written_as)),
         read_as=read_as,
         no_effect=no_effect,
         refused=tuple(dict.fromkeys(refused)),
@@ -123,7 +123,7 @@ def _wrong_values(reading: Reading) -> list[str]:
     return problems
 
 
-def _unresolved(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
+def _resolve_problems(config: RunConfig, missing: list[tuple[str, str]]) -> list[str]:
     """Why a run of it would be refused, apart from what is missing."""
     for section, name in missing:
         stand_in = {name: _NEEDED[section, name][1]}
@@ -145,7 +145,7 @@ def _without(config: RunConfig, problems: list[str]) -> tuple[RunConfig, bool]:
     return config, left
 
 
-def sections_of(config: RunConfig) -> dict[str, object]:
+def config_sections(config: RunConfig) -> dict[str, object]:
     """The given settings, without secrets and empty sections."""
     sections = {
         name: {key: one for key, one in values.items() if one != {}} for name, values in config.sections().items()
@@ -155,7 +155,7 @@ def sections_of(config: RunConfig) -> dict[str, object]:
 
 def sections_text(config: RunConfig) -> str:
     """The given settings as YAML."""
-    return _yaml(sections_of(config))
+    return _yaml(config_sections(config))
 
 
 def _item(given: Mapping[str, object], beside: Path) -> dict[str, object]:

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.app.measure import measure_outcome, request_of, tokenized_request
+from packtrain.app.measure import make_request, measure_outcome, tokenized_request
 from packtrain.app.pack import pack_outcome
 from packtrain.app.reuse import cache_folder
 from packtrain.config.dataset_config import DatasetConfig
@@ -79,7 +79,7 @@ class DatasetSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Built:
-    """What building a dataset gives."""
+    """The result of building a dataset."""
 
     source: PackSource
     encoder: SampleEncoder
@@ -89,7 +89,7 @@ class _Built:
 
 
 class _PackDataset:
-    """What both ways of access share."""
+    """Shared by datasets with random access and iterable ones."""
 
     _streams = False
 
@@ -119,7 +119,7 @@ class _PackDataset:
         with alone(root / "locks" / f"{digest(config.measured_by())}.lock"):
             table = measure_outcome(config, streaming=None if self._streams else False, progress=progress).table
             if config.plan is not None:
-                plan = _given_plan(config, table)
+                plan = _load_given_plan(config, table)
             else:
                 plan = pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
             encoder = SampleEncoder(table.request(), measured_settings=table.summary.settings)
@@ -172,7 +172,7 @@ class _PackDataset:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What measuring noticed about the data, and a setting that means something else for packs."""
+        """Notes of measuring the data, and of settings that mean something else for packs."""
         grouped = self.config.group_by_length and self.config.has_packs
         note = ("group_by_length is balance: strict for packs: packs of similar work share a step",) if grouped else ()
         return (*note, *self._parts().notes)
@@ -364,7 +364,7 @@ class MultiModalIterableDataset(_PackDataset):
         from packtrain.delivery.encode.encode import SampleEncoder
         from packtrain.delivery.online_source import OnlineSource
 
-        request = tokenized_request(request_of(self.config, streaming=None))
+        request = tokenized_request(make_request(self.config, streaming=None))
         parts = [spec.name for spec in request.specs if (spec.repeats, spec.weight, spec.max_samples) != (None,) * 3]
         if parts:
             raise ConfigError(
@@ -393,10 +393,10 @@ def _require_rotary_lengths(plan: PackPlan, limit: int | None, rows_per_batch: i
         packs = plan.epoch(epoch)
         mixed = (packs.load("longest") > limit) & (packs.load("samples") * rows_per_batch > 1)
         if mixed.any():
-            found = (
+            lengths = (
                 f"{int(mixed.sum())} packs of epoch {epoch} with a sample of up to {packs.load('longest').max()} tokens"
             )
-            raise too_long_together(f"{found} beside others", int(limit or 0))
+            raise too_long_together(f"{lengths} beside others", int(limit or 0))
 
 
 def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
@@ -423,7 +423,7 @@ def _schedule(config: DatasetConfig, plan: PackPlan) -> Schedule:
     return Schedule(plan, packs_per_step=config.packs_per_step, seed=config.seed, balance=config.order)
 
 
-def _given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
+def _load_given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     """The plan of data.plan; it decides how to pack, so data and settings must not contradict it."""
     plan = PackPlan.load(str(config.plan)).at_table(table)
     problems = differences(plan.summary.inputs, plan_inputs(table))

@@ -59,8 +59,8 @@ def _machine() -> Iterator[Component]:
     yield Component(group="machine", name="cores", found=f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     torch = _torch()
     built = f" for CUDA {torch.version.cuda}" if torch is not None and torch.version.cuda else " without CUDA"
-    found = f"{torch.__version__}{built}" if torch is not None else ""
-    yield Component(group="machine", name="torch", found=found, gives="training and verify", get=_install(_TRAIN))
+    version = f"{torch.__version__}{built}" if torch is not None else ""
+    yield Component(group="machine", name="torch", found=version, gives="training and verify", get=_install(_TRAIN))
     yield Component(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
     gpus = _gpus(torch)
     missing = "training at full speed; tiny models also train on a CPU"
@@ -154,8 +154,8 @@ def _torch() -> Any:
 def _gpus(torch: Any) -> str:
     if torch is None or not torch.cuda.is_available():
         return ""
-    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    names = [f"{one.name}, {gib(one.total_memory)}, capability {one.major}.{one.minor}" for one in found]
+    properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    names = [f"{one.name}, {gib(one.total_memory)}, capability {one.major}.{one.minor}" for one in properties]
     return "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
@@ -163,16 +163,16 @@ def _driver() -> str:
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""
-    asked = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return next(iter(done.stdout.split()), "")
 
 
 def _version(package: str, distribution: str | None = None) -> str:
-    """Of an installed package, without importing it."""
+    """The version of an installed package, without importing it."""
     if find_spec(package) is None:
         return ""
     try:

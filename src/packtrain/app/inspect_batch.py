@@ -158,8 +158,8 @@ def inspect_batches(
             recorder = _RecordingEncoder(encoder, headers)
             source = PackSource(plan, rows, RecordReader(request, rows, files), recorder)
             row = source[PackKey(epoch=epoch, pack=number)]
-            yield _inspected(
-                plan, row, recorder, _collated(plan, row, encoder, attn_implementation), attn_implementation, texts
+            yield _inspect_row(
+                plan, row, recorder, _collate_row(plan, row, encoder, attn_implementation), attn_implementation, texts
             )
     finally:
         files.close()
@@ -167,26 +167,26 @@ def inspect_batches(
 
 def step_batches(
     run: str | Path,
-    seen: InspectedStep,
+    inspected: InspectedStep,
     costs: str | Path | None = None,
     *,
     attn_implementation: str | None = None,
     cache: Path,
 ) -> Iterator[InspectedBatch]:
     """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
-    found = read_run(run)
-    if found.about.mode == "padded":
+    training_run = read_run(run)
+    if training_run.about.mode == "padded":
         raise ConfigError(
             "--batch",
             got="a padded run, which has no packs",
             expected="a packed run",
             fix="leave it out: --step names the samples",
         )
-    schedule, table = run_schedule(found, costs)
-    trained = str(found.about.derived.get("attn_implementation", "")).removesuffix("-loop")
+    schedule, table = run_schedule(training_run, costs)
+    trained = str(training_run.about.derived.get("attn_implementation", "")).removesuffix("-loop")
     chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
-    numbers = [one.pack for one in seen.packs]
-    yield from inspect_batches(schedule.plan, table, numbers, seen.epoch, attn_implementation=chosen, cache=cache)
+    numbers = [one.pack for one in inspected.packs]
+    yield from inspect_batches(schedule.plan, table, numbers, inspected.epoch, attn_implementation=chosen, cache=cache)
 
 
 def _quieten() -> None:
@@ -200,19 +200,19 @@ def _quieten() -> None:
 
 
 def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[MediaHeader, ...]]:
-    """What the headers of some rows' media said when they were measured."""
+    """The media headers of some rows, as they were measured."""
     indices = table.rows(("index",), np.array(rows, np.int64))["index"].tolist()
-    found = pq.read_table(
+    columns = pq.read_table(
         table.folder / MEDIA, columns=["record", *_HEADER], filters=[("record", "in", indices)]
     ).to_pylist()
     headers: dict[int, list[MediaHeader]] = {index: [] for index in indices}
-    for one in found:
+    for one in columns:
         limits = PartLimits.of(one.pop("limits"))
         headers[one.pop("record")].append(MediaHeader(**one, limits=limits))
     return {row: tuple(headers[index]) for row, index in zip(rows, indices, strict=True)}
 
 
-def _collated(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
+def _collate_row(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
     from packtrain.delivery.collate.collators import PackCollator
 
     collator = PackCollator(
@@ -234,7 +234,7 @@ def _patch_size(config: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Encoded:
-    """What is known about an encoded sample beside its tensors."""
+    """Facts about an encoded sample that its tensors do not hold."""
 
     record: Record
     start: int
@@ -275,10 +275,10 @@ class _RecordingEncoder:
             assert family is not None, "the encoder was made, so there is a rule"
             self._rule = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         numbers: Counter[str] = Counter()
-        found = []
+        samples_media = []
         for medium, header, expansion in zip(media, headers, self._rule.layouter.expansions(headers), strict=True):
             numbers[medium.kind] += 1
-            found.append(
+            samples_media.append(
                 BatchMedium(
                     kind=medium.kind,
                     number=numbers[medium.kind],
@@ -288,11 +288,11 @@ class _RecordingEncoder:
                     tokens=expansion.media_tokens,
                 )
             )
-        return tuple(found)
+        return tuple(samples_media)
 
 
 def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int | None]:
-    """Which medium of its kind each token belongs to. Media of one kind stand in order, whatever stands between."""
+    """Which medium of its kind each token belongs to. Media of one kind are in order, whatever is between them."""
     kinds = sample.token_kinds.numpy()
     numbers = np.zeros(len(kinds), np.int64)
     for kind in MODALITIES.values():
@@ -304,7 +304,7 @@ def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int 
     return [number or None for number in numbers.tolist()]
 
 
-def _inspected(
+def _inspect_row(
     plan: PackPlan,
     row: PackedRow,
     recorder: _RecordingEncoder,
@@ -312,10 +312,10 @@ def _inspected(
     attn_implementation: str,
     texts: _TokenTexts,
 ) -> InspectedBatch:
-    from packtrain.delivery.collate.collators import offsets_of
+    from packtrain.delivery.collate.collators import sample_offsets
 
     info, encoder = batch.info, recorder.encoder
-    starts = offsets_of(row.samples, plan.config.pack_alignment)
+    starts = sample_offsets(row.samples, plan.config.pack_alignment)
     ends = [start + len(sample) for start, sample in zip(starts, row.samples, strict=True)]
     boundaries = tuple(sorted({0, *starts, *ends, info.tokens + info.padding}))
     samples = tuple(
@@ -367,11 +367,12 @@ def _tokens(
     ids, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     positions = batch["position_ids"].reshape(-1, len(ids)).T.tolist()
     owners: list[tuple[int | None, str, int | None]] = []
-    for sample, seen in zip(row.samples, samples, strict=True):
-        owners += [(None, PADDING, None)] * (seen.first - len(owners))
+    for sample, batch_sample in zip(row.samples, samples, strict=True):
+        owners += [(None, PADDING, None)] * (batch_sample.first - len(owners))
         kinds = map(_KINDS.__getitem__, sample.token_kinds.tolist())
         owners += [
-            (seen.number, kind, medium) for kind, medium in zip(kinds, _numbers(sample, seen.media), strict=True)
+            (batch_sample.number, kind, medium)
+            for kind, medium in zip(kinds, _numbers(sample, batch_sample.media), strict=True)
         ]
     owners += [(None, PADDING, None)] * (len(ids) - len(owners))
     return tuple(
@@ -406,7 +407,7 @@ class _TokenTexts:
         self._known: dict[int, TokenText] = {}
         # Decoders leave out the blank in front of a text, so nothing is decoded as the first token.
         self._before: list[int] = self._tokenizer.encode("a", add_special_tokens=False).ids
-        self._lead = self._decoded(self._before)
+        self._lead = self._decode(self._before)
 
     def of(self, token: int) -> TokenText:
         """The text of a token; nothing where the vocabulary does not have it."""
@@ -420,21 +421,21 @@ class _TokenTexts:
             return None, None
         if self._tokenizer.decoder is None:
             return name, None
-        text = self._decoded([*self._before, token])
-        text = text.removeprefix(self._lead) if text.startswith(self._lead) else self._decoded([token])
-        if "\ufffd" in text and (raw := _bytes_of(name)) is not None:
+        text = self._decode([*self._before, token])
+        text = text.removeprefix(self._lead) if text.startswith(self._lead) else self._decode([token])
+        if "\ufffd" in text and (raw := _token_bytes(name)) is not None:
             try:
                 return raw.decode("utf-8"), None
             except UnicodeDecodeError:
                 return None, raw.hex()
         return text, None
 
-    def _decoded(self, tokens: list[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
 
-def _bytes_of(name: str) -> bytes | None:
-    """The bytes that a token's name in the vocabulary stands for; None where it stands for itself."""
+def _token_bytes(name: str) -> bytes | None:
+    """The bytes that a token's name in the vocabulary encodes; None where the name is the text itself."""
     one = _BYTE.fullmatch(name)
     if one is not None:
         return bytes.fromhex(one[1])

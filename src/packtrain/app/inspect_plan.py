@@ -88,8 +88,8 @@ def plan_of_run(run: TrainingRun) -> Path:
 
 def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPlan, CostTable]:
     """A plan and the cost table it was made from; a table that has changed since is refused."""
-    found = load_plan(plan)
-    folder = Path(costs) if costs is not None else Path(found.summary.cost_table)
+    pack_plan = load_plan(plan)
+    folder = Path(costs) if costs is not None else Path(pack_plan.summary.cost_table)
     try:
         table = CostTable.load(folder)
     except ArtifactError as error:
@@ -100,10 +100,10 @@ def open_plan(plan: str | Path, costs: str | Path | None = None) -> tuple[PackPl
             got=f"not the cost table that the plan was made from ({error.got})",
             fix="pass its folder with --costs",
         ) from error
-    limits = found.summary.inputs["limits"]
+    limits = pack_plan.summary.inputs["limits"]
     table = table.with_limits(**limits) if limits else table
-    found.check_inputs(table)
-    return found, table
+    pack_plan.check_inputs(table)
+    return pack_plan, table
 
 
 def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) -> list[PackedSample]:
@@ -114,13 +114,13 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
     pack = packs.pack(number)
     rows = np.unique(pack.rows)
     columns = table.rows(_SHOWN, rows)
-    found = []
+    samples = []
     for row, start, used in zip(pack.rows.tolist(), pack.starts.tolist(), pack.tokens.tolist(), strict=True):
         at = int(np.searchsorted(rows, row))
         values = {name: columns[name][at] for name in _SHOWN}
         first, whole = start == 0, int(values["tokens"])
         used = whole if used < 0 else used
-        found.append(
+        samples.append(
             PackedSample(
                 row=row,
                 id=str(values["id"]),
@@ -132,13 +132,13 @@ def pack_samples(plan: PackPlan, table: CostTable, number: int, epoch: int = 0) 
                 images=int(values["images"]) * first,
                 videos=int(values["videos"]) * first,
                 patches=int(values["patches"]) * first,
-                supervised_tokens=_supervised(values, start, start + used),
+                supervised_tokens=_supervised_tokens(values, start, start + used),
             )
         )
-    return found
+    return samples
 
 
-def _supervised(values: Mapping[str, Any], start: int, end: int) -> int:
+def _supervised_tokens(values: Mapping[str, Any], start: int, end: int) -> int:
     """Tokens with loss of a piece of a row."""
     tokens, supervised = int(values["tokens"]), int(values["supervised_tokens"])
     if (start, end) == (0, tokens):
@@ -151,11 +151,11 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackP
     """The packs that have samples with this id, and their rows in the cost table."""
     rows = _rows_named(table, name)
     if not len(rows):
-        known = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
-        expected = f"the id of a measured sample, such as {known[0]!r}"
-        raise ConfigError("--sample", got=name, expected=expected, fix=nearest(name, known))
+        ids = [str(one) for one in table.rows(("id",), np.arange(min(len(table), 20_000)))["id"]]
+        expected = f"the id of a measured sample, such as {ids[0]!r}"
+        raise ConfigError("--sample", got=name, expected=expected, fix=nearest(name, ids))
     lengths = dict(zip(rows.tolist(), table.rows(("tokens",), rows)["tokens"].tolist(), strict=True))
-    found = []
+    places = []
     for epoch in range(plan.num_epochs):
         packs = plan.epoch(epoch)
         for entry in np.flatnonzero(np.isin(packs.rows, rows)).tolist():
@@ -172,19 +172,19 @@ def find_sample(plan: PackPlan, table: CostTable, name: str) -> tuple[list[PackP
                 tokens=lengths[row] if used < 0 else used,
                 whole=whole,
             )
-            found.append(place)
-    return found, rows.tolist()
+            places.append(place)
+    return places, rows.tolist()
 
 
 def _rows_named(table: CostTable, name: str) -> np.ndarray:
     """Rows of the table with this id; the file is read row group by row group."""
-    found, start = [], 0
+    positions_of_parts, start = [], 0
     with pq.ParquetFile(table.folder / COSTS) as file:
         for group in range(file.num_row_groups):
             ids = file.read_row_group(group, columns=["id"])["id"]
-            found.append(start + np.flatnonzero(pc.equal(ids, name).to_numpy(zero_copy_only=False)))
+            positions_of_parts.append(start + np.flatnonzero(pc.equal(ids, name).to_numpy(zero_copy_only=False)))
             start += len(ids)
-    positions = np.concatenate(found) if found else np.zeros(0, np.int64)
+    positions = np.concatenate(positions_of_parts) if positions_of_parts else np.zeros(0, np.int64)
     return table.positions_of(positions)
 
 
@@ -224,13 +224,13 @@ class InspectedStep:
 
 def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) -> InspectedStep:
     """The samples of a step, from the plan of the run and its cost table, without reading the data."""
-    found = read_run(run)
-    schedule, table = run_schedule(found, costs)
-    steps = _steps(found, schedule)
+    training_run = read_run(run)
+    schedule, table = run_schedule(training_run, costs)
+    steps = _steps(training_run, schedule)
     if not 1 <= step <= steps:
         raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
     before = schedule.state_after(step - 1)
-    world, rows = found.about.world, found.about.rows_per_batch
+    world, rows = training_run.about.world, training_run.about.rows_per_batch
     strategy = schedule.plan.config.packing_strategy
     number = before.next_pack // schedule.packs_per_step
     placed = schedule.micro_batches(before.epoch, number, world, rows_per_batch=rows)
@@ -248,11 +248,11 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         steps=steps,
         epoch=before.epoch,
         packing_length=schedule.plan.config.packing_length,
-        unit="row" if found.about.mode == "padded" and strategy == "none" else "pack",
+        unit="row" if training_run.about.mode == "padded" and strategy == "none" else "pack",
         world=world,
         packs=packs,
-        logged=_logged(found, step),
-        warnings=tuple(f"{one.kind}: {one.found}" for one in found.warnings if one.step == step),
+        logged=_logged_values(training_run, step),
+        warnings=tuple(f"{one.kind}: {one.found}" for one in training_run.warnings if one.step == step),
     )
 
 
@@ -265,9 +265,9 @@ def run_schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, 
             got="no valid packs_per_step and balance",
             expected="what packtrain train writes before its first step",
         )
-    found, table = open_plan(plan_of_run(run), costs)
+    plan, table = open_plan(plan_of_run(run), costs)
     balance: Balance = about.balance  # type: ignore[assignment]
-    return Schedule(found, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
+    return Schedule(plan, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
 
 
 def _steps(run: TrainingRun, schedule: Schedule) -> int:
@@ -276,7 +276,7 @@ def _steps(run: TrainingRun, schedule: Schedule) -> int:
     return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
 
 
-def _logged(run: TrainingRun, step: int) -> dict[str, float]:
+def _logged_values(run: TrainingRun, step: int) -> dict[str, float]:
     steps = run.steps
     at = np.flatnonzero(steps["step"] == step).tolist()
     if not at:

@@ -55,7 +55,7 @@ def measure_outcome(
     `max_sample_length`; a DatasetConfig holds them already.
     """
     config = data if isinstance(data, DatasetConfig) else _config(data, model, settings)
-    request = request_of(config, streaming=streaming)
+    request = make_request(config, streaming=streaming)
     reusable = reusable_folder("measure", digest(config.measured_by()), config.cache_root, dataset=config.dataset_path)
     request = tokenized_request(request)
     family = load_rule(request.settings(), request.limits)
@@ -103,7 +103,7 @@ def _no_template_note(summary: MeasureSummary) -> tuple[str, ...]:
     )
 
 
-def request_of(config: DatasetConfig, *, streaming: bool | None = False) -> Request:
+def make_request(config: DatasetConfig, *, streaming: bool | None = False) -> Request:
     """The request of a measurement, from the settings of a dataset."""
     _check_type(str(config.dataset_type))
     specs = open_sources(
@@ -152,7 +152,7 @@ def _config(data: str | Path, model: str | None, settings: dict[str, Any]) -> Da
     return DatasetConfig(dataset_path=str(data), model=model, **settings)
 
 
-def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
+def _returning_table(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     @functools.wraps(function)
     def measure(*args: P.args, **kwargs: P.kwargs) -> CostTable:
         return function(*args, **kwargs).table
@@ -164,7 +164,7 @@ def _table_of(function: Callable[P, MeasureOutcome]) -> Callable[P, CostTable]:
     return measure
 
 
-measure = _table_of(measure_outcome)
+measure = _returning_table(measure_outcome)
 
 
 def _check_type(dataset_type: str) -> None:

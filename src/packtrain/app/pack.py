@@ -54,14 +54,16 @@ def pack_outcome(
     """Pack, or reuse a plan. With `cache` plans are looked up and kept there."""
     table = costs if isinstance(costs, CostTable) else CostTable.load(costs)
     load_plugins(table.plugins)
-    work, work_from = work_of(table)
+    work, work_from = choose_work_model(table)
     mode = "padded" if config.packing_strategy == "none" else f"packed-{config.packing_length}"
     dataset = table.user_config.get("data", {}).get("dataset_path")
     reusable = reusable_folder("plans", _name(table, config, work), cache or cache_dir(), dataset=dataset, mode=mode)
 
     def pack_into(folder: Path | None, again: bool) -> PackOutcome:
         if folder is not None and (folder / PLAN).exists():
-            return PackOutcome(plan=_reused(folder, table, config, work), reused=True, work_from=work_from, notes=notes)
+            return PackOutcome(
+                plan=_load_matching_plan(folder, table, config, work), reused=True, work_from=work_from, notes=notes
+            )
         if not again:
             raise ArtifactError(str(folder), got="no plan")
         plan = build_plan(table, config, work, folder, progress)
@@ -88,15 +90,15 @@ def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:
-    """Of the model; none where it is not available."""
+    """Notes on packing this model; none where its settings are not available."""
     try:
         return packing_notes(read_settings(table.places.model))
     except PacktrainError:
         return ()
 
 
-def work_of(table: CostTable) -> tuple[WorkModel, str]:
-    """What predicts the work of a pack: the shape of the measured model, or a generic one."""
+def choose_work_model(table: CostTable) -> tuple[WorkModel, str]:
+    """The model that predicts the work of a pack: by the shape of the measured model, or a generic one."""
     try:
         shape = read_shape(table.places.model)
     except PacktrainError as error:
@@ -104,19 +106,19 @@ def work_of(table: CostTable) -> tuple[WorkModel, str]:
     return work_model(shape, TrainingSetup()), f"the shape of {shape.model_type}"
 
 
-def _reused(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
+def _load_matching_plan(folder: Path, table: CostTable, config: PackingConfig, work: WorkModel) -> PackPlan:
     """The plan in that folder; its cost table may have been moved."""
     plan = PackPlan.load(folder)
-    wanted: dict[str, object] = {
+    expected: dict[str, object] = {
         "config": config.describe(),
         "inputs": plan_inputs(table),
         "packer_version": PACKER_VERSION,
         "packer_source": packer_source(config.packing_strategy),
     }
     if work is not GENERIC_WORK:  # deleting the model does not change the packs
-        wanted["work"] = asdict(work)
+        expected["work"] = asdict(work)
     before = asdict(plan.summary)
-    changed = differences({name: before[name] for name in wanted}, wanted)
+    changed = differences({name: before[name] for name in expected}, expected)
     if changed:
         raise ArtifactError(
             str(folder),

@@ -24,10 +24,10 @@ from packtrain.config.setup import (
     unknown_limits,
     without_limits,
 )
-from packtrain.config.steps import in_packs, said_samples, step_size
+from packtrain.config.steps import configured_samples, in_packs, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
+from packtrain.core.secrets import has_secrets, secret_settings, without_secrets
 from packtrain.core.user_code import without_folder
 from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.model_folder import known_as, resolve
@@ -104,22 +104,22 @@ def plan(
     name, folder, shape = _model(measured, model or run.model.model_name_or_path)
     run, foreign = own_limits(run, read_settings(folder))
     table, relimited = _under_limits(measured, run)
-    table, filtered = _filtered(table, run)
+    table, filtered = _filter_samples(table, run)
     run, warning = _for_family(run, table, folder, shape)
     check_place(Path(out), overwrite=overwrite)  # before the work, not after it
     today, counted = _baseline(run, table, gpus, configured=config is not None)
     compiled = {"compiled": compiles(run, packing=True)}
     own = training_setup(run, gpus=gpus, given=compiled)
-    planned, known = training_setup(run, gpus=gpus, given={**compiled, **(setup or {})}), find_gpu(gpu)
+    planned, data_sheet = training_setup(run, gpus=gpus, given={**compiled, **(setup or {})}), find_gpu(gpu)
     padded = Baseline(**{**today, **_known("baseline", baseline or {}, Baseline)})
-    time, memory, calibrated = coefficients_for(known, compiled=planned.compiled)
-    padded_time, padded_memory, _ = coefficients_for(known, compiled=padded.compiled)
+    time, memory, calibrated = coefficients_for(data_sheet, compiled=planned.compiled)
+    padded_time, padded_memory, _ = coefficients_for(data_sheet, compiled=padded.compiled)
     packing = packing_from(_packing(run), seed=run.training.seed or 0 if seed is None else seed)
     question = Question(
         rows=read_rows(table, packing.seed),
         shape=shape,
         model=name,
-        gpu=known,
+        gpu=data_sheet,
         setup=planned,
         baseline=padded,
         packing=packing,
@@ -200,20 +200,20 @@ def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
 def _secrets_note(run: RunConfig) -> tuple[str, ...]:
     """Secrets are not stored, so a recommended config is incomplete without them."""
     urls = [f"data.{name}" for name, value in run.data.given("dataset_path", "eval_path").items() if has_secrets(value)]
-    named = [*(f"training.{name}" for name in secrets_of(run.training.given())), *urls]
+    names = [*(f"training.{name}" for name in secret_settings(run.training.given())), *urls]
     return (
-        (f"secrets are not written into the config, pass them to packtrain train: {', '.join(named)}",) if named else ()
+        (f"secrets are not written into the config, pass them to packtrain train: {', '.join(names)}",) if names else ()
     )
 
 
-def _filtered(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
+def _filter_samples(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's filters, where it was measured without them."""
     measured = table.user_config.get("data", {})
-    given = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
-    if not given:
+    chosen = {name: value for name, value in run.data.given(*FILTERS).items() if measured.get(name) != value}
+    if not chosen:
         return table, ()
-    filtered = table.filtered(**given)
-    filters = ", ".join(f"{name} {value}" for name, value in given.items())
+    filtered = table.filtered(**chosen)
+    filters = ", ".join(f"{name} {value}" for name, value in chosen.items())
     return filtered, (f"the config's {filters} leaves out {len(table) - len(filtered):,} of {len(table):,} samples",)
 
 
@@ -241,8 +241,8 @@ def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
 def _under_limits(table: CostTable, run: RunConfig) -> tuple[CostTable, tuple[str, ...]]:
     """The table under the config's media limits, where it was measured under others."""
     measured = {**table.summary.limits.given(), **table.limits.given()}
-    wanted = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
-    changed = {name: value for name, value in wanted.items() if measured.get(name) != value}
+    configured = {name: value for name, value in (run.data.processor_config or {}).items() if value is not None}
+    changed = {name: value for name, value in configured.items() if measured.get(name) != value}
     if not changed:
         return table, ()
     limits = ", ".join(f"{name} {value}" for name, value in changed.items())
@@ -267,12 +267,12 @@ def _for_family(run: RunConfig, table: CostTable, folder: Path, shape: ModelShap
 
 
 def _epochs_note(run: RunConfig, study: Study) -> tuple[str, ...]:
-    given = run.training.num_train_epochs
-    return () if given in (None, study.epochs) else (f"num_train_epochs {given:g} is planned as {study.epochs}",)
+    epochs = run.training.num_train_epochs
+    return () if epochs in (None, study.epochs) else (f"num_train_epochs {epochs:g} is planned as {study.epochs}",)
 
 
 def _cut_note(plan: PackPlan) -> tuple[str, ...]:
-    """What the recommended packs cut off in an epoch."""
+    """A note on what the recommended packs cut off in an epoch."""
     counts = plan.summary.epochs[0]
     if not counts.cut_rows:
         return ()
@@ -285,57 +285,57 @@ def _baseline(
     run: RunConfig, table: CostTable, gpus: int, *, configured: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The settings of the padded run to compare with, and notes on how they were read."""
-    found = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
-    found["compiled"] = compiles(run, packing=False)
-    found["today"] = configured and not run.packs
+    settings = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
+    settings["compiled"] = compiles(run, packing=False)
+    settings["today"] = configured and not run.packs
     if run.training.attn_implementation is not None:
-        found["attention"] = ATTENTION.get(run.training.attn_implementation, run.training.attn_implementation)
+        settings["attention"] = ATTENTION.get(run.training.attn_implementation, run.training.attn_implementation)
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
-        value = found.get(name)
+        value = settings.get(name)
         if isinstance(value, float) and value < 1:  # a share of all steps
-            found.pop(name)
+            settings.pop(name)
             if name == "warmup_steps":
-                found["warmup_ratio"] = value
+                settings["warmup_ratio"] = value
             else:
                 shares.append(f"{name} {value:g} is a share of all steps; the study recommends whole steps")
         elif isinstance(value, float):
-            found[name] = round(value)
-    if isinstance(found.get("epochs"), float):
-        found["epochs"] = max(1, round(found["epochs"]))
-    found, counted = _in_samples(found, run, table, gpus)
-    return found, (*shares, *counted)
+            settings[name] = round(value)
+    if isinstance(settings.get("epochs"), float):
+        settings["epochs"] = max(1, round(settings["epochs"]))
+    settings, counted = _in_samples(settings, run, table, gpus)
+    return settings, (*shares, *counted)
 
 
 def _in_samples(
-    found: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
+    settings: dict[str, Any], run: RunConfig, table: CostTable, gpus: int
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The samples of a step, as in `train`, where the config has a step size."""
     counts_packs = in_packs(run)
-    if not counts_packs and said_samples(run, gpus) is None:
-        return found, ()
+    if not counts_packs and configured_samples(run, gpus) is None:
+        return settings, ()
     size, rows, _ = step_size(run, gpus)
-    found = {name: value for name, value in found.items() if name not in _STEP_SIZES}
+    settings = {name: value for name, value in settings.items() if name not in _STEP_SIZES}
     if size.samples is not None:
         of_batch = {} if run.packs or run.data.pad_packs else {"per_device_batch_size": rows}
-        return {**found, **of_batch, "effective_batch_size": size.samples}, ()
+        return {**settings, **of_batch, "effective_batch_size": size.samples}, ()
     if run.data.packing_length is None:
-        return found, ()
+        return settings, ()
     packs = size.packs_for(1.0, gpus)
     samples = max(1, round(packs * _samples_per_pack(run.data, table)))
     note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
-    return {**found, "effective_batch_size": samples}, (note,)
+    return {**settings, "effective_batch_size": samples}, (note,)
 
 
-def _samples_per_pack(given: DataSection, table: CostTable) -> float:
+def _samples_per_pack(data: DataSection, table: CostTable) -> float:
     """The approximate number of samples in a pack of this config."""
     fits = np.ones(len(table), bool)
-    if given.overlong in (None, "drop"):  # dropped samples must not count in the mean
-        fits = np.minimum(table.column("tokens"), given.cutoff_len or 2**62) <= given.packing_length
+    if data.overlong in (None, "drop"):  # dropped samples must not count in the mean
+        fits = np.minimum(table.column("tokens"), data.cutoff_len or 2**62) <= data.packing_length
     if not fits.any():
         return 1.0
-    known = table.summary.statistics.columns
-    used = [(limit, LIMITS[name]) for name, limit in given.given(*LIMITS).items() if LIMITS[name] in known]
+    columns = table.summary.statistics.columns
+    used = [(limit, LIMITS[name]) for name, limit in data.given(*LIMITS).items() if LIMITS[name] in columns]
     means = [(limit, float(table.column(resource)[fits].mean())) for limit, resource in used]
     return min(limit / mean for limit, mean in means if mean)
 
@@ -357,8 +357,8 @@ def _limit_sets(limits: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
     """Every combination of the values to try, including no limit."""
     for name in limits:
         if name not in LIMITS or name == "packing_length":
-            known = [setting for setting in LIMITS if setting != "packing_length"]
-            raise ConfigError(f"limits.{name}", got=name, expected=", ".join(known), fix=nearest(name, known))
+            settings = [setting for setting in LIMITS if setting != "packing_length"]
+            raise ConfigError(f"limits.{name}", got=name, expected=", ".join(settings), fix=nearest(name, settings))
     choices = [[(name, value) for value in (None, *values)] for name, values in limits.items()]
     sets = [{name: value for name, value in one if value is not None} for one in product(*choices)]
     return [one for one in sets if one]

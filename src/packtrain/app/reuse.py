@@ -53,9 +53,9 @@ def reusable_folder(kind: str, name: str, root: Path, *, dataset: object, mode: 
 
 def cache_folder(root: Path, kind: str, name: str, *, dataset: object, mode: str = "") -> Path:
     """The folder of a fingerprint in the cache; a new one is named after dataset and mode as well, for readers."""
-    known = (path for path in sorted((root / kind).glob(f"*{name}")) if not path.name.startswith("."))
+    existing = (path for path in sorted((root / kind).glob(f"*{name}")) if not path.name.startswith("."))
     words = re.sub(r"[^\w.]+", "-", Path(str(dataset or "")).stem).strip("-.")[:_DATASET_NAME]
-    return next(known, root / kind / "-".join(part for part in (words, mode, name) if part))
+    return next(existing, root / kind / "-".join(part for part in (words, mode, name) if part))
 
 
 def user_folders(kind: str, name: str = "*") -> Iterator[Path]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from packtrain.core.artifacts import made_once
+from packtrain.core.artifacts import make_folder_once
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.from_transformers import finished_tokenizer, model_contract
@@ -76,7 +76,7 @@ def verify(
     from packtrain.delivery.collate.collators import PackCollator
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
-    from packtrain.verifying.verification import long_rows, unreached, verify_model
+    from packtrain.verifying.verification import long_rows, unreached_note, verify_model
 
     folder = shaped_folder(resolve(model, cache_dir() / "models").absolute(), shape)
     request = Request(
@@ -122,7 +122,7 @@ def verify(
         name=model,
         progress=progress,
     )
-    notes = [unreached(loaded.config, max(map(len, [*packed, longest])))]
+    notes = [unreached_note(loaded.config, max(map(len, [*packed, longest])))]
     if report.attn_implementation == VARLEN_LOOP:
         notes.append(
             "torch's varlen kernel, which needs a GPU, bf16 or fp16 and a head dimension divisible by 8; a loop "
@@ -152,11 +152,11 @@ def _samples(
 
 def _training_loss(model: Any, place: _Place) -> Any:
     """The default loss of `train`; from logits where the model cannot take it in chunks."""
-    from packtrain.training.loss import FromLogits, loss_on, losses_of
+    from packtrain.training.loss import FromLogits, loss_on, make_losses
     from packtrain.training.step_settings import StepSettings
 
     try:
-        losses = losses_of(model, StepSettings())
+        losses = make_losses(model, StepSettings())
     except ConfigError:
         losses = FromLogits()
     return loss_on(losses, place.device)
@@ -246,4 +246,4 @@ def shaped_folder(tiny: Path, shape: str) -> Path:
         text = json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
 
-    return made_once(folder, write)
+    return make_folder_once(folder, write)

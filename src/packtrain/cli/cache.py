@@ -70,13 +70,13 @@ def clear(
         )
     root = _root(cache_dir)
     kinds = kind or [one for one in KINDS if one not in KEPT]
-    entries = found = list_cache(root, kinds, look=stale or not as_json)
+    entries = listed = list_cache(root, kinds, look=stale or not as_json)
     if stale:
         entries = [entry for entry in entries if entry.stale]
     if older_than is not None:
         entries = unused_for(entries, older_than)
     if not as_json:
-        output.print(considered(found))
+        output.print(considered_line(listed))
     if not entries and not as_json:
         what = "nothing stale" if stale else "nothing of these" if kind or older_than is not None else "nothing"
         output.print(f"{what} in the cache {escape(str(root))}; nothing removed")
@@ -88,9 +88,9 @@ def clear(
         raise typer.Exit(1)
     freed = clear_cache(entries, root)
     if as_json:
-        print_json({**cache_json(entries, root), "considered": len(found), "freed": freed})
+        print_json({**cache_json(entries, root), "considered": len(listed), "freed": freed})
     else:
-        output.print(f"{len(entries)} removed, {escape(size_of(freed))} freed")
+        output.print(f"{len(entries)} removed, {escape(format_bytes(freed))} freed")
 
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
@@ -137,24 +137,24 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
         listed.add_row(
             entry.kind,
             escape(entry.path.name),
-            size_of(entry.bytes),
+            format_bytes(entry.bytes),
             _ago(entry.days),
             escape(shown(entry.about, _ABOUT)),
             _state(entry, verified=verified),
         )
     console.print(listed)
     for kind in KINDS:
-        found = [entry for entry in entries if entry.kind == kind]
-        if found:
-            total = size_of(sum(entry.bytes for entry in found))
-            console.print(f"{kind}: {total} in {len(found)} ({KINDS[kind].what})", highlight=False)
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        if of_kind:
+            total = format_bytes(sum(entry.bytes for entry in of_kind))
+            console.print(f"{kind}: {total} in {len(of_kind)} ({KINDS[kind].what})", highlight=False)
     stale = [entry for entry in entries if entry.stale]
     if stale and not verified:
         console.print(f"next: packtrain cache clear --stale removes {len(stale)} stale entries")
 
 
-def considered(entries: Sequence[Cached]) -> str:
-    """What `clear` selects from."""
+def considered_line(entries: Sequence[Cached]) -> str:
+    """The entries that `clear` selects from."""
     kinds = ", ".join(dict.fromkeys(entry.kind for entry in entries)) or "none"
     return f"considered: {counted(len(entries), 'entry', 'entries')} ({kinds}); what you wrote with --out is kept"
 
@@ -179,10 +179,10 @@ def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:
     }
 
 
-def size_of(number: int) -> str:
+def format_bytes(number: int) -> str:
     """Bytes for people.
 
-    >>> size_of(512), size_of(3 << 20)
+    >>> format_bytes(512), format_bytes(3 << 20)
     ('512 B', '3.0 MiB')
     """
     size, unit = float(number), "B"

@@ -101,8 +101,8 @@ def show_calibration(outcome: CalibrationOutcome, console: Terminal) -> None:
             console.print(f"  {escape(shown(name))}")
         console.print("next: run it on the GPU machine, or try --device cpu --quick")
         return
-    known = outcome.calibration
-    about = f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}"
+    measured = outcome.calibration
+    about = f"{measured.device}, torch {measured.torch}, transformers {measured.transformers}, {measured.date}"
     fits = table(escape(shown(about)), ("setting", "step s", "off", "GiB", "off", "reserved", "context"), ("setting",))
     fits.columns[0].min_width = 30
     for row in outcome.rows:
@@ -115,7 +115,7 @@ def show_calibration(outcome: CalibrationOutcome, console: Terminal) -> None:
     for name in outcome.skipped:
         console.print(f"[yellow]skipped (out of budget):[/] {escape(shown(name))}")
     console.print(summary(outcome))
-    for path in outcome.files if known.fits else ():
+    for path in outcome.files if measured.fits else ():
         console.print(f"stored in {escape(str(path))}")
 
 
@@ -128,20 +128,20 @@ def summary(outcome: CalibrationOutcome) -> str:
         return "nothing was held out, so nothing is known about how near predictions come"
     time = max(abs(row.time_error) for row in held_out)
     memory = max((abs(row.memory_error) for row in held_out if row.memory_error is not None), default=None)
-    said = f"{len(held_out)} held-out settings: time at most {time:.1%} off"
-    said += f", memory at most {memory:.1%} off" if memory is not None else ", no memory was measured"
+    text = f"{len(held_out)} held-out settings: time at most {time:.1%} off"
+    text += f", memory at most {memory:.1%} off" if memory is not None else ", no memory was measured"
     missed = len(outcome.missed())
     goals = f"(goals {TIME_GOAL:.0%} and {MEMORY_GOAL:.0%})"
-    return f"{said} {goals}" if not missed else f"{said} {goals}; {missed} of them miss a goal"
+    return f"{text} {goals}" if not missed else f"{text} {goals}; {missed} of them miss a goal"
 
 
 def markdown(outcome: CalibrationOutcome) -> str:
     """The table for documentation."""
-    known = outcome.calibration
-    if known is None:
+    measured = outcome.calibration
+    if measured is None:
         return ""
     lines = [
-        f"{known.device}, torch {known.torch}, transformers {known.transformers}, {known.date}.",
+        f"{measured.device}, torch {measured.torch}, transformers {measured.transformers}, {measured.date}.",
         "",
         "| " + " | ".join(column or "used for" for column in _COLUMNS) + " |",
         "|" + "---|" * len(_COLUMNS),
@@ -158,8 +158,8 @@ def cells(row: Predicted) -> tuple[str, ...]:
     one = row.measurement
     memory = ("-", "-", "-", "-", "-")
     if row.memory_error is not None:
-        found = (one.allocated, row.allocated, one.reserved, one.context)
-        measured, predicted, reserved, context = (f"{size / GIB:.2f}" for size in found)
+        sizes = (one.allocated, row.allocated, one.reserved, one.context)
+        measured, predicted, reserved, context = (f"{size / GIB:.2f}" for size in sizes)
         memory = (measured, predicted, f"{row.memory_error:+.1%}", reserved, context)
     used = "held out" if row.held_out else "fit"
     return (one.name, used, f"{one.seconds:.3f}", f"{row.seconds:.3f}", f"{row.time_error:+.1%}", *memory)

@@ -1,4 +1,4 @@
-"""What the verbs share: values of options, JSON output, errors without a traceback."""
+"""Shared by the commands: values of options, JSON output, errors without a traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.markup import escape
 from packtrain.cli.interruptible import CONTINUES, Interrupted, never_lost
 from packtrain.cli.terminal import errors
 from packtrain.core.artifacts import DiskFull
-from packtrain.core.errors import ConfigError, PacktrainError, of_missing, of_system
+from packtrain.core.errors import ConfigError, PacktrainError, missing_package_error, system_error
 from packtrain.core.public import public, visible, visible_json
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -38,11 +38,11 @@ def run(app: typer.Typer) -> None:
         errors.print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
     except OSError as error:  # a folder that cannot be written
-        said = error if isinstance(error, DiskFull) else of_system(error)
-        errors.print(f"[bold red]error:[/] {escape(str(said))}")
-        sys.exit(said.exit_code if isinstance(said, PacktrainError) else 1)
+        shown_error = error if isinstance(error, DiskFull) else system_error(error)
+        errors.print(f"[bold red]error:[/] {escape(str(shown_error))}")
+        sys.exit(shown_error.exit_code if isinstance(shown_error, PacktrainError) else 1)
     except ImportError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(of_missing(error)))}")
+        errors.print(f"[bold red]error:[/] {escape(str(missing_package_error(error)))}")
         sys.exit(1)
     except (KeyboardInterrupt, Interrupted) as stop:
         errors.print(f"\n[yellow]interrupted[/]; {escape(str(stop) or CONTINUES)}")
@@ -72,13 +72,13 @@ def _show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """As Python shows it, made visible."""
+    """Show a warning as Python does, with control characters escaped."""
     text = warnings.formatwarning(message, category, filename, lineno, line)  # type: ignore[arg-type]
     (file or sys.stderr).write(visible(public(text)))
 
 
 class _Logged(logging.Handler):
-    """What other libraries log, as Python shows it where nobody asks for it, made visible."""
+    """Shows what other libraries log, as Python does by default, with control characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(visible(public(self.format(record))) + "\n")

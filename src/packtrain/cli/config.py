@@ -41,29 +41,31 @@ def convert(
     """
     from packtrain.app.convert import convert as read
 
-    found = read(file)
-    if found.mixture and out is None:
-        got = f"{len(found.mixture)} datasets, which need a mixture file of their own"
+    converted = read(file)
+    if converted.mixture and out is None:
+        got = f"{len(converted.mixture)} datasets, which need a mixture file of their own"
         raise ConfigError("config convert", got=got, fix="set the config's path: --out run.yaml")
-    mixture = out.with_name(f"{out.stem}.datasets.yaml") if found.mixture and out is not None else None
+    mixture = out.with_name(f"{out.stem}.datasets.yaml") if converted.mixture and out is not None else None
     if mixture is not None:
-        found = replace(found, config=replace(found.config, data=replace(found.config.data, dataset_path=str(mixture))))
-    refused = bool(found.refused) and not leave_out
+        converted = replace(
+            converted, config=replace(converted.config, data=replace(converted.config.data, dataset_path=str(mixture)))
+        )
+    refused = bool(converted.refused) and not leave_out
     if as_json:
-        print_json(_plain(found) | {"written": None if refused or out is None else str(out)})
+        print_json(_plain(converted) | {"written": None if refused or out is None else str(out)})
     else:
-        _show(replace(found, refused=()) if refused else found)  # then the error says it
+        _show(replace(converted, refused=()) if refused else converted)  # then the error says it
     if refused:
         if as_json:
             raise typer.Exit(2)
         fix = "change these keys, or drop them with --leave-out"
-        raise ConfigError(str(file), problems=found.refused, expected="keys that packtrain supports", fix=fix)
-    text = found.text(of=file.name)
+        raise ConfigError(str(file), problems=converted.refused, expected="keys that packtrain supports", fix=fix)
+    text = converted.text(of=file.name)
     if out is None:
         if not as_json:
             sys.stdout.write(text)
         return
-    for path, content in ((out, text), (mixture, found.mixture_text(beside=out.parent) if mixture else "")):
+    for path, content in ((out, text), (mixture, converted.mixture_text(beside=out.parent) if mixture else "")):
         if path is not None:
             write_new(path, content)
             errors.print(f"Wrote [bold]{escape(str(path))}[/].")
@@ -79,42 +81,42 @@ def show(
 
     Example: packtrain config show leaf.yaml training.learning_rate=1e-5
     """
-    from packtrain.app.convert import sections_of, sections_text
+    from packtrain.app.convert import config_sections, sections_text
     from packtrain.config.data_options import section_defaults
     from packtrain.config.run_config import load_config
 
     config, notes = section_defaults(load_config(file, overrides or ()))
     if as_json:
-        print_json({"config": sections_of(config), "notes": [*config.notes, *notes]})
+        print_json({"config": config_sections(config), "notes": [*config.notes, *notes]})
         return
     for note in (*config.notes, *notes):
         errors.print(f"[yellow]note:[/] {escape(note)}")
     sys.stdout.write(sections_text(config))
 
 
-def _plain(found: Converted) -> dict[str, object]:
-    from packtrain.app.convert import sections_of
+def _plain(converted: Converted) -> dict[str, object]:
+    from packtrain.app.convert import config_sections
 
     return {
-        "config": sections_of(found.config),
-        "systems": list(found.systems),
-        "read_as": list(found.read_as),
-        "no_effect": dict(found.no_effect),
-        "refused": list(found.refused),
-        "missing": list(found.missing),
-        "notes": list(found.notes),
-        "mixture": [dict(one) for one in found.mixture],
+        "config": config_sections(converted.config),
+        "systems": list(converted.systems),
+        "read_as": list(converted.read_as),
+        "no_effect": dict(converted.no_effect),
+        "refused": list(converted.refused),
+        "missing": list(converted.missing),
+        "notes": list(converted.notes),
+        "mixture": [dict(one) for one in converted.mixture],
     }
 
 
-def _show(found: Converted) -> None:
+def _show(converted: Converted) -> None:
     """The account, on stderr: stdout may be the config."""
     for title, lines in (
-        (f"read as ({' and '.join(found.systems) or 'packtrain'})", found.read_as),
-        ("no effect here", [f"{key}: {why}" for key, why in found.no_effect.items()]),
-        ("different here", found.notes),
-        ("missing", found.missing),
-        ("not supported", found.refused),
+        (f"read as ({' and '.join(converted.systems) or 'packtrain'})", converted.read_as),
+        ("no effect here", [f"{key}: {why}" for key, why in converted.no_effect.items()]),
+        ("different here", converted.notes),
+        ("missing", converted.missing),
+        ("not supported", converted.refused),
     ):
         if lines:
             errors.print(f"[bold]{escape(title)}[/]")

@@ -18,7 +18,7 @@ from packtrain.core.errors import ConfigError
 _FILES = ("object_template",)  # named by a file that holds the value
 
 
-def settings_of(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def verb_options(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a verb; it is called with those that were used, as `settings`."""
     keys = {name: one for name, one in KEYS.items() if verb in one.verbs}
     limits = MEDIA_LIMITS if verb == "measure" else {}
@@ -27,15 +27,15 @@ def settings_of(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
         @wraps(command)
         def called(**given: Any) -> None:
             used = {name: given.pop(name) for name in (*keys, *limits)}
-            said = {name: value for name, value in used.items() if value not in (None, [])}
+            options = {name: value for name, value in used.items() if value not in (None, [])}
             for name in _FILES:
-                if name in said:
-                    said[name] = text_of(_option(name), Path(said[name]))
-            for name in said:
+                if name in options:
+                    options[name] = read_option_file(_option(name), Path(options[name]))
+            for name in options:
                 if dict in keys.get(name, limits.get(name)).kind.types:  # type: ignore[union-attr]
-                    said[name] = names_of(_option(name), said[name])
-            bounds = {name: said.pop(name) for name in limits if name in said}
-            settings = {**said, "processor_config": bounds} if bounds else said
+                    options[name] = parse_names(_option(name), options[name])
+            bounds = {name: options.pop(name) for name in limits if name in options}
+            settings = {**options, "processor_config": bounds} if bounds else options
             command(**given, settings=settings)
 
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "settings"]
@@ -48,7 +48,7 @@ def settings_of(verb: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 def _parameter(name: str, one: Key) -> inspect.Parameter:
-    """As typer reads it. Nothing has a default here: what is not said stays unsaid."""
+    """A key as a typer parameter, without a default: an unused option leaves its setting unset."""
     default = "" if one.default is False else one.default_words  # a flag says it by being one
     help = f"{one.help} Default: {default}." if default else one.help
     names = one.options or (_option(name),)
@@ -65,7 +65,7 @@ def _type(one: Key) -> Any:
     return (list[str] if kind is list else kind) | None
 
 
-def text_of(option: str, path: Path) -> str:
+def read_option_file(option: str, path: Path) -> str:
     """The content of a file that an option names."""
     try:
         return path.read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def text_of(option: str, path: Path) -> str:
         raise ConfigError(option, got=f"{path}: {error}", expected="a text file in UTF-8") from None
 
 
-def names_of(option: str, text: str) -> dict[str, str]:
+def parse_names(option: str, text: str) -> dict[str, str]:
     """Names by other names, as NAME=NAME with commas between."""
     pairs = [[name.strip() for name in pair.split("=")] for pair in text.split(",")]
     if not all(len(pair) == 2 and all(pair) for pair in pairs):

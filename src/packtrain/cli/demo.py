@@ -112,8 +112,8 @@ class TrainingBars:
         if standing.mode not in self._tasks:
             self._bars.start()  # only now: until then another bar is shown
             self._tasks[standing.mode] = self._bars.add_task(standing.mode, total=standing.steps, loss="")
-        said = "" if standing.loss is None else f"loss {formatted('loss', standing.loss)}"
-        self._bars.update(self._tasks[standing.mode], completed=standing.step, loss=said)
+        loss = "" if standing.loss is None else f"loss {formatted('loss', standing.loss)}"
+        self._bars.update(self._tasks[standing.mode], completed=standing.step, loss=loss)
 
 
 def trained_json(trained: DemoTraining | None) -> dict[str, Any] | None:
@@ -121,7 +121,7 @@ def trained_json(trained: DemoTraining | None) -> dict[str, Any] | None:
     if trained is None:
         return None
     return {
-        "verified": trained.verdict.passed,
+        "verified": trained.check_report.passed,
         "reused": trained.reused,
         "runs": [str(folder) for folder in trained.folders],
         "page": str(trained.reported.page),
@@ -136,9 +136,9 @@ def show_trained(trained: DemoTraining, console: Terminal) -> None:
     content = trained.reported.content
     if trained.reused:
         console.print("Nothing has changed since both were trained: the runs are reused.")
-    verdict = trained.verdict
-    said = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[verdict.outcome]
-    console.print(f"Packing check {said}: {len(verdict.checks)} checks.")
+    report = trained.check_report
+    outcome = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[report.outcome]
+    console.print(f"Packing check {outcome}: {len(report.checks)} checks.")
     compared = table(escape(content["headline"]), ("", *(escape(run["label"]) for run in content["runs"])), text=("",))
     for row in compared_rows(content):
         compared.add_row(row.name, *(cell(content, row, at) for at in range(len(content["runs"]))))

@@ -29,7 +29,7 @@ _FIRST = (
     *("warmup_steps", "weight_decay", "save_steps", "eval_steps", "report_to"),
 )
 _HEAD = """\
-# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults stand beside them.
+# A run of packtrain: packtrain train FILE. Settings that begin with # are not set; their defaults are beside them.
 # Any of them may also be set on the command line: packtrain train FILE training.learning_rate=1e-5
 """
 _TAIL = "Every setting of transformers.TrainingArguments can be set here too."
@@ -60,8 +60,8 @@ def init(
     write_new(file, text)
     output.print(f"Wrote [bold]{escape(str(file))}[/].")
     if public(data) != data:
-        said = "credentials in the URL are not written: pass data.dataset_path=URL to train"
-        output.print(f"note: {said}")
+        note = "credentials in the URL are not written: pass data.dataset_path=URL to train"
+        output.print(f"note: {note}")
     output.print(f"next: packtrain train {escape(str(file))} --dry-run")
 
 
@@ -70,10 +70,10 @@ def sample_config(given: Mapping[str, object]) -> str:
     parts = [_HEAD]
     for name, section in SECTIONS.items():
         lines = [f"{name}:"]
-        known = section.known()
-        for key in (*(key for key in _FIRST if key in known), *(key for key in known if key not in _FIRST)):
-            if known[key].help:
-                lines += _setting(key, known[key], given)
+        keys = section.known()
+        for key in (*(key for key in _FIRST if key in keys), *(key for key in keys if key not in _FIRST)):
+            if keys[key].help:
+                lines += _setting(key, keys[key], given)
         if name == "training":
             lines += ["", f"  # {_TAIL}"]
         parts.append("\n".join(lines) + "\n")
@@ -82,16 +82,16 @@ def sample_config(given: Mapping[str, object]) -> str:
 
 def _setting(name: str, one: Key, given: Mapping[str, object]) -> Iterator[str]:
     default = f"Default: {one.shown}." if one.shown else ""
-    said = " ".join(filter(None, (one.help, default)))
+    comment = " ".join(filter(None, (one.help, default)))
     yield ""
-    yield from textwrap.wrap(said, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
+    yield from textwrap.wrap(comment, _WIDTH, initial_indent="  # ", subsequent_indent="  # ")
     if name in given:
-        yield f"  {name}: {_written(given[name])}"
+        yield f"  {name}: {_yaml_value(given[name])}"
     else:
-        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_written(one.default)}")
+        yield f"  #{name}:" + ("" if one.default is None or one.shown else f" {_yaml_value(one.default)}")
 
 
-def _written(value: Any) -> str:
+def _yaml_value(value: Any) -> str:
     return (
         yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10_000).removesuffix("\n").removesuffix("\n...")
     )

@@ -94,28 +94,28 @@ def inspect(
     elif pack is not None and batch:
         _inspect_batch(plan, costs, pack, epoch or 0, attn_implementation or "sdpa", all_tokens, as_json)
     elif pack is not None:
-        found, table = looking.open_plan(plan, costs)
-        samples = looking.pack_samples(found, table, pack, epoch or 0)
+        pack_plan, table = looking.open_plan(plan, costs)
+        samples = looking.pack_samples(pack_plan, table, pack, epoch or 0)
         if as_json:
             print_json({"pack": pack, "epoch": epoch or 0, "samples": [asdict(one) for one in samples]})
         else:
-            show_samples(pack, samples, found.config.packing_length, output)
+            show_samples(pack, samples, pack_plan.config.packing_length, output)
     elif sample is not None:
-        found, table = looking.open_plan(plan, costs)
-        places, rows = looking.find_sample(found, table, sample)
+        pack_plan, table = looking.open_plan(plan, costs)
+        places, rows = looking.find_sample(pack_plan, table, sample)
         if as_json:
             print_json({"sample": sample, "rows": rows, "places": [asdict(place) for place in places]})
         else:
-            show_places(sample, places, rows, found, output)
+            show_places(sample, places, rows, pack_plan, output)
     else:
-        found = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
-        balance = () if blocked else balance_table(found)
+        pack_plan = looking.load_plan(plan) if costs is None else looking.open_plan(plan, costs)[0]
+        balance = () if blocked else balance_table(pack_plan)
         if as_json:
-            print_json(asdict(found.summary.blocked) if blocked else plan_json(found, balance))
+            print_json(asdict(pack_plan.summary.blocked) if blocked else plan_json(pack_plan, balance))
         elif blocked:
-            show_blocked(found, output)
+            show_blocked(pack_plan, output)
         else:
-            show_plan(found, balance, output)
+            show_plan(pack_plan, balance, output)
 
 
 def _check_batch_options(
@@ -135,16 +135,16 @@ def _inspect_step(
     from packtrain.app.inspect_plan import inspect_step
     from packtrain.core.cache_root import cache_dir
 
-    seen, batches = inspect_step(run, step, costs), []
+    inspected, batches = inspect_step(run, step, costs), []
     if batch:
         with interruptible("nothing was changed"):
             cache = cache_dir() / "rows"
-            batches = list(step_batches(run, seen, costs, attn_implementation=attention, cache=cache))
+            batches = list(step_batches(run, inspected, costs, attn_implementation=attention, cache=cache))
     if as_json:
-        print_json(step_json(seen) | ({"batches": [asdict(one) for one in batches]} if batch else {}))
+        print_json(step_json(inspected) | ({"batches": [asdict(one) for one in batches]} if batch else {}))
         return
-    show_step(seen, output)
-    for place, one in zip(seen.packs, batches, strict=False):
+    show_step(inspected, output)
+    for place, one in zip(inspected.packs, batches, strict=False):
         output.print(f"Micro-batch {place.micro_batch}, rank {place.rank}:")
         show_batch(one, output, all_tokens=all_tokens)
 
@@ -156,15 +156,15 @@ def _inspect_batch(
     from packtrain.app.inspect_plan import open_plan
     from packtrain.core.cache_root import cache_dir
 
-    found, table = open_plan(plan, costs)
+    pack_plan, table = open_plan(plan, costs)
     with interruptible("nothing was changed"):
-        seen = inspect_batch(
-            found, table, pack, epoch, attn_implementation=attn_implementation, cache=cache_dir() / "rows"
+        inspected = inspect_batch(
+            pack_plan, table, pack, epoch, attn_implementation=attn_implementation, cache=cache_dir() / "rows"
         )
     if as_json:
-        print_json(asdict(seen))
+        print_json(asdict(inspected))
     else:
-        show_batch(seen, output, all_tokens=all_tokens)
+        show_batch(inspected, output, all_tokens=all_tokens)
 
 
 def show_samples(number: int, samples: Sequence[PackedSample], length: int, console: Terminal) -> None:
@@ -205,58 +205,60 @@ def show_places(name: str, places: Sequence[PackPlace], rows: Sequence[int], pla
     console.print(listed)
 
 
-def step_json(seen: InspectedStep) -> dict[str, object]:
+def step_json(step: InspectedStep) -> dict[str, object]:
     """A step for machines; numbers that are not finite are null."""
     packs = [
-        {**asdict(pack), **{name: pack.total(name) for name in ("supervised_tokens", *_COLUMNS)}} for pack in seen.packs
+        {**asdict(pack), **{name: pack.total(name) for name in ("supervised_tokens", *_COLUMNS)}} for pack in step.packs
     ]
-    logged = {name: value if math.isfinite(value) else None for name, value in seen.logged.items()}
-    return {**asdict(seen), "packs": packs, "logged": logged}
+    logged = {name: value if math.isfinite(value) else None for name, value in step.logged.items()}
+    return {**asdict(step), "packs": packs, "logged": logged}
 
 
-def show_step(seen: InspectedStep, console: Terminal) -> None:
+def show_step(step: InspectedStep, console: Terminal) -> None:
     """A step for people."""
-    samples = sum(len(pack.samples) for pack in seen.packs)
-    title = f"Step {seen.step:,} of {seen.steps:,}, epoch {seen.epoch}: {counted(len(seen.packs), seen.unit)}"
-    title += f", {counted(samples, 'sample')}, {sum(pack.total('tokens') for pack in seen.packs):,} tokens"
-    several = len({sample.source for pack in seen.packs for sample in pack.samples}) > 1
-    videos = any(pack.total("videos") for pack in seen.packs)
+    samples = sum(len(pack.samples) for pack in step.packs)
+    title = f"Step {step.step:,} of {step.steps:,}, epoch {step.epoch}: {counted(len(step.packs), step.unit)}"
+    title += f", {counted(samples, 'sample')}, {sum(pack.total('tokens') for pack in step.packs):,} tokens"
+    several = len({sample.source for pack in step.packs for sample in pack.samples}) > 1
+    videos = any(pack.total("videos") for pack in step.packs)
     columns = {name: name for name in _COLUMNS if videos or name != "videos"}
     columns = {"tokens": "tokens", "labels": "supervised_tokens"} | columns
-    names = ("micro-batch", "rank", seen.unit, "sample", *columns, *(["source"] if several else []))
+    names = ("micro-batch", "rank", step.unit, "sample", *columns, *(["source"] if several else []))
     listed = table(title, names, text=("sample", "source"))
-    for pack in seen.packs:
-        said = f"[bold]{counted(len(pack.samples), 'sample')}, {percent(pack.total('tokens') / seen.packing_length)}[/]"
+    for pack in step.packs:
+        contents = (
+            f"[bold]{counted(len(pack.samples), 'sample')}, {percent(pack.total('tokens') / step.packing_length)}[/]"
+        )
         place = (str(pack.micro_batch), str(pack.rank), str(pack.pack))
-        listed.add_row(*place, said, *(f"{pack.total(name):,}" for name in columns.values()))
+        listed.add_row(*place, contents, *(f"{pack.total(name):,}" for name in columns.values()))
         for one in pack.samples:
             numbers = (f"{getattr(one, name):,}" for name in columns.values())
             source = [escape(shown(one.source, 40))] if several else []
             listed.add_row("", "", "", escape(shown(one.id, _ID)), *numbers, *source)
     console.print(listed)
-    if not seen.logged:
+    if not step.logged:
         console.print("metrics.jsonl does not have this step: not trained yet, or not logged.")
         return
     words = [
-        f"{name} {formatted(kind, seen.logged[key]) if math.isfinite(seen.logged[key]) else seen.logged[key]}"
+        f"{name} {formatted(kind, step.logged[key]) if math.isfinite(step.logged[key]) else step.logged[key]}"
         for key, name, kind in _LOGGED
-        if key in seen.logged
+        if key in step.logged
     ]
     console.print("Logged: " + ", ".join(words), markup=False)
-    for warning in seen.warnings:
+    for warning in step.warnings:
         console.print(f"Warning: {shown(warning, 400)}", markup=False)
 
 
-def show_batch(seen: InspectedBatch, console: Terminal, *, all_tokens: bool = False) -> None:
+def show_batch(batch: InspectedBatch, console: Terminal, *, all_tokens: bool = False) -> None:
     """A batch for people; runs of media tokens are one line each unless all tokens are wanted."""
-    _head(seen, console)
-    for failure in seen.failures:
+    _head(batch, console)
+    for failure in batch.failures:
         name = f"{shown(failure.id, _ID)} ({shown(failure.origin, _ID)})"
         reason = shown(f"{failure.reason}: {failure.detail}", 2 * _ID)
         console.print(f"[bold red]not in the batch:[/] {escape(name)}: {escape(reason)}")
-    for line in _token_lines(seen, all_tokens):
+    for line in _token_lines(batch, all_tokens):
         console.print(line)
-    if not all_tokens and any(len(run) > 1 for run in _runs(seen.tokens, fold=True)):
+    if not all_tokens and any(len(run) > 1 for run in _runs(batch.tokens, fold=True)):
         console.print("Runs of media and padding are folded; --all-tokens shows each token.")
 
 
@@ -266,10 +268,10 @@ def quoted(text: str) -> str:
     >>> print(quoted('say "hi"\n\x1b[31m\u202e'))
     "say \"hi\"\n\x1b[31m\u202e"
     """
-    return '"' + "".join(_ESCAPES.get(char) or _printable(char) for char in _shortened(text)) + '"'
+    return '"' + "".join(_ESCAPES.get(char) or _printable(char) for char in _shorten(text)) + '"'
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     half = _TOKEN // 2
     return text if len(text) <= _TOKEN else f"{text[:half]}…{text[-half:]}"
 
@@ -281,26 +283,26 @@ def _printable(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _head(seen: InspectedBatch, console: Terminal) -> None:
-    patches = "an unknown number of patches" if seen.patches is None else counted(seen.patches, "patch", "patches")
+def _head(batch: InspectedBatch, console: Terminal) -> None:
+    patches = "an unknown number of patches" if batch.patches is None else counted(batch.patches, "patch", "patches")
     counts = [
-        counted(len(seen.samples), "sample"),
-        f"{seen.num_tokens:,} of {seen.packing_length:,} tokens",
-        f"{seen.supervised_tokens:,} with loss",
-        *([counted(seen.images, "image")] if seen.images else []),
-        *([counted(seen.videos, "video")] if seen.videos else []),
-        *([patches] if seen.images or seen.videos else []),
-        *([f"{seen.padding:,} padding tokens"] if seen.padding else []),
+        counted(len(batch.samples), "sample"),
+        f"{batch.num_tokens:,} of {batch.packing_length:,} tokens",
+        f"{batch.supervised_tokens:,} with loss",
+        *([counted(batch.images, "image")] if batch.images else []),
+        *([counted(batch.videos, "video")] if batch.videos else []),
+        *([patches] if batch.images or batch.videos else []),
+        *([f"{batch.padding:,} padding tokens"] if batch.padding else []),
     ]
-    title = f"Pack {seen.pack} of epoch {seen.epoch} as {seen.model_type} gets it ({seen.attn_implementation})"
+    title = f"Pack {batch.pack} of epoch {batch.epoch} as {batch.model_type} gets it ({batch.attn_implementation})"
     console.print(f"{escape(title)}: {', '.join(counts)}")
     columns = ("argument", "shape", "type")
     arguments = table("Arguments of the forward pass", columns, text=columns)
-    for one in seen.arguments:
+    for one in batch.arguments:
         shape = " x ".join(map(str, one.shape)) if one.shape is not None else f"= {one.value}"
         arguments.add_row(one.name, shape, one.dtype)
     console.print(arguments)
-    ends = ", ".join(f"{place:,}" for place in seen.boundaries)
+    ends = ", ".join(f"{place:,}" for place in batch.boundaries)
     console.print(f"Boundaries, where positions restart: {ends}")
 
 
@@ -308,7 +310,7 @@ def _runs(tokens: Sequence[BatchToken], *, fold: bool) -> Iterator[list[BatchTok
     """Tokens that are shown in one line."""
     run: list[BatchToken] = []
     for token in tokens:
-        same = run and _run_of(run[-1]) == _run_of(token)
+        same = run and _run_key(run[-1]) == _run_key(token)
         if run and not (fold and same and token.kind != "text"):
             yield run
             run = []
@@ -317,17 +319,17 @@ def _runs(tokens: Sequence[BatchToken], *, fold: bool) -> Iterator[list[BatchTok
         yield run
 
 
-def _run_of(token: BatchToken) -> tuple[int | None, str, int | None, bool]:
+def _run_key(token: BatchToken) -> tuple[int | None, str, int | None, bool]:
     # Media never carry loss; if they did, it must show.
     return token.sample, token.kind, token.medium, token.loss
 
 
-def _token_lines(seen: InspectedBatch, all_tokens: bool) -> Iterator[Text]:
+def _token_lines(batch: InspectedBatch, all_tokens: bool) -> Iterator[Text]:
     """A headline for each sample, and under it one line for each token or run."""
-    if not seen.tokens:
+    if not batch.tokens:
         return
-    runs = list(_runs(seen.tokens, fold=not all_tokens))
-    axes = _AXES[: len(seen.tokens[0].positions)]
+    runs = list(_runs(batch.tokens, fold=not all_tokens))
+    axes = _AXES[: len(batch.tokens[0].positions)]
     cells = [[_range(run, lambda t: t.at), *(_range(run, _axis(n)) for n in range(len(axes)))] for run in runs]
     titles = ["token", *axes]
     widths = [max(len(title), *(len(row[n]) for row in cells)) for n, title in enumerate(titles)]
@@ -339,11 +341,11 @@ def _token_lines(seen: InspectedBatch, all_tokens: bool) -> Iterator[Text]:
     for run, row in zip(runs, cells, strict=True):
         owner = run[0].sample
         if owner != last:
-            yield _headline(seen, owner)
+            yield _headline(batch, owner)
             last = owner
         line = Text("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
         line.append("  loss  " if run[0].loss else "        ", "green")
-        yield line.append(_what(seen, run), "" if run[0].kind == "text" else "cyan")
+        yield line.append(_what(batch, run), "" if run[0].kind == "text" else "cyan")
 
 
 def _axis(number: int) -> Any:
@@ -352,29 +354,29 @@ def _axis(number: int) -> Any:
 
 def _range(run: Sequence[BatchToken], value: Any) -> str:
     """The smallest and the largest of a number over a run."""
-    found = [value(token) for token in run]
-    low, high = min(found), max(found)
+    values = [value(token) for token in run]
+    low, high = min(values), max(values)
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _headline(seen: InspectedBatch, number: int | None) -> Text:
+def _headline(batch: InspectedBatch, number: int | None) -> Text:
     if number is None:
         return Text(f"{_BOUNDARY} padding: no loss, not attended to", "bold")
-    sample = seen.samples[number]
+    sample = batch.samples[number]
     part = f", from its token {sample.start:,}" if sample.start else ""
     counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} with loss"
     name = shown(sample.id, _ID) + (f" ({shown(sample.origin, _ID)})" if sample.origin != sample.id else "")
     return Text(f"{_BOUNDARY} sample {number}: {name}: {counts}", "bold")
 
 
-def _what(seen: InspectedBatch, run: Sequence[BatchToken]) -> str:
+def _what(batch: InspectedBatch, run: Sequence[BatchToken]) -> str:
     """The text of a token, or whose tokens a run is."""
     token = run[0]
     count = f": {len(run):,} tokens" if len(run) > 1 else ""
     if token.sample is None:
         return f"padding{count}"
     if token.kind != "text":
-        medium = _medium(seen.samples[token.sample], token)
+        medium = _medium(batch.samples[token.sample], token)
         size = f"{shown(medium.name, _NAME)}, {medium.width}x{medium.height}"
         return f"{token.kind} {token.medium} of sample {token.sample} ({size}){count}"
     if token.text is not None:

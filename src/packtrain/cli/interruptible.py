@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# What a user who stopped a command is told.
+# Shown to a user who stopped a command.
 CONTINUES = "the same command continues from what is complete"
 STARTS_OVER = "nothing was written; the same command starts over"
 _AGAIN = 0.02  # seconds after which a signal that was lost is sent again

@@ -42,7 +42,7 @@ class Verbs(TyperGroup):
 
 
 def _meant(error: Any) -> list[str]:
-    """What is written for an option as other trainers name it: an option here, or a setting of a run."""
+    """The option or setting of a run that another trainer's name for an option means."""
     from packtrain.config.sections import ALIASES, HOMES, LEADS
 
     name = error.option_name.lstrip("-").replace("-", "_")
@@ -53,17 +53,17 @@ def _meant(error: Any) -> list[str]:
         return here[:1]
     if "config" not in {one.name for one in parameters} or key not in HOMES:
         return []
-    return [f"{HOMES[key]}.{key}={_value_of(error.option_name)}, without dashes"]
+    return [f"{HOMES[key]}.{key}={_option_value(error.option_name)}, without dashes"]
 
 
-def _value_of(option: str) -> str:
+def _option_value(option: str) -> str:
     """The value given to an option."""
-    said = sys.argv[1:]
-    for at, one in enumerate(said):
+    arguments = sys.argv[1:]
+    for at, one in enumerate(arguments):
         if one.startswith(option + "="):
             return one.partition("=")[2]
-        if one == option and at + 1 < len(said) and not said[at + 1].startswith("--"):
-            return said[at + 1]
+        if one == option and at + 1 < len(arguments) and not arguments[at + 1].startswith("--"):
+            return arguments[at + 1]
     return "VALUE"
 
 

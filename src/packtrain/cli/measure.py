@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import settings_of
+from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.numbers import counted
@@ -35,7 +35,7 @@ _SHOWN = {
 _NUMBERS = ("mean", "std", "min", "median", "p95", "p99", "max", "total")
 
 
-@settings_of("measure")
+@verb_options("measure")
 def measure(
     data: Annotated[
         str,
@@ -110,14 +110,14 @@ class MeasureBar(Bar):
 
 def measured_json(outcome: MeasureOutcome) -> dict[str, object]:
     """A measurement for machines."""
-    said = outcome.table.summary.to_json()
+    body = outcome.table.summary.to_json()
     return {
         "folder": str(outcome.table.folder),
         "reused": outcome.reused,
         "changed": outcome.changed,
         "resumed_units": outcome.resumed_units,
         "notes": list(outcome.notes),
-        **{key: said[key] for key in ("unread", "schemas", "counts", "statistics", "measured_by", "check", "seconds")},
+        **{key: body[key] for key in ("unread", "schemas", "counts", "statistics", "measured_by", "check", "seconds")},
         "family": outcome.table.summary.model_type,
     }
 
@@ -159,15 +159,15 @@ def show_measured(outcome: MeasureOutcome, console: Terminal, *, then: bool = Tr
 def _statistics_table(summary: MeasureSummary) -> Table:
     costs = table(f"Record costs ({summary.model_type})", ("per record", *_NUMBERS), text=("per record",))
     for column, label in _SHOWN.items():
-        found = summary.statistics.columns.get(column) or {}
-        if found.get("max"):
-            shown = (f"{found[name]:,.1f}" if name in ("mean", "std") else f"{found[name]:,.0f}" for name in _NUMBERS)
+        values = summary.statistics.columns.get(column) or {}
+        if values.get("max"):
+            shown = (f"{values[name]:,.1f}" if name in ("mean", "std") else f"{values[name]:,.0f}" for name in _NUMBERS)
             costs.add_row(label, *shown)
     return costs
 
 
 def ledger_table(title: str, counted: str, reasons: Mapping[str, int]) -> Table:
-    """What is not used, by reason."""
+    """A table of unused entries by reason."""
     ledger = table(title, ("stage: reason", counted), text=("stage: reason",))
     for reason, count in reasons.items():
         ledger.add_row(escape(reason), f"{count:,}")

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import settings_of
+from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.measure import ledger_table
 from packtrain.cli.terminal import Bar, Terminal, output, table
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _POOR_FILL, _HALF = 0.9, 0.5  # of a pack's tokens; of the probe samples that one limit rejects
 
 
-@settings_of("pack")
+@verb_options("pack")
 def pack(
     costs: Annotated[Path, typer.Argument(help="A folder written by packtrain measure.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="New folder for the plan. Plans are never overwritten.")],
@@ -80,12 +80,12 @@ class PackBar(Bar):
 
 def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, object]:
     """A plan for machines."""
-    said = asdict(plan.summary)
+    summary = asdict(plan.summary)
     keys = ("config", "epochs", "blocked", "ledger", "packer_version", "cost_table")
     return {
         "folder": str(plan.folder) if plan.folder else None,
         "fingerprint": plan.fingerprint,
-        **{key: said[key] for key in keys},
+        **{key: summary[key] for key in keys},
         "balance": [asdict(line) for line in balance],
     }
 
@@ -145,14 +145,14 @@ def _limits_table(plan: PackPlan) -> Table:
     counts, blocked = plan.summary.epochs[0], plan.summary.blocked
     offers = max(blocked.offers, 1)
     for resource, limit in plan.config.capacities().items():
-        found = blocked.limits[resource]
+        numbers = blocked.limits[resource]
         limits.add_row(
             SETTING_OF[resource],
             f"{limit:,}",
             f"{counts.most[resource]:,}",
-            counted(found.fullest, "pack"),
-            f"{found.stopped / offers:.1%}",
-            f"{found.alone / offers:.1%}",
+            counted(numbers.fullest, "pack"),
+            f"{numbers.stopped / offers:.1%}",
+            f"{numbers.alone / offers:.1%}",
         )
     return limits
 
@@ -161,26 +161,26 @@ def _sentences(plan: PackPlan) -> list[str]:
     from packtrain.packing.packing_config import SETTING_OF
 
     counts, blocked = plan.summary.epochs[0], plan.summary.blocked
-    found = [
+    sentences = [
         f"rejects: of {counted(blocked.offers, 'probe sample')}, the share that this limit keeps out of finished packs;"
         " only this: no other limit rejects them"
     ]
     for resource in plan.config.capacities():
         alone = blocked.limits[resource].alone / max(blocked.offers, 1)
         if resource != "tokens" and counts.fill < _POOR_FILL and alone > _HALF:
-            found.append(
+            sentences.append(
                 f"{SETTING_OF[resource]} keeps packs only {counts.fill:.1%} full: "
                 "raise it, or choose a shorter packing_length"
             )
     if counts.cut_rows:
         lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are not used"
-        found.append(f"{counted(counts.cut_rows, 'sample')} cut; {lost}.")
+        sentences.append(f"{counted(counts.cut_rows, 'sample')} cut; {lost}.")
     if counts.waiting:
-        found.append(f"{counted(counts.waiting, 'sample')} left for later epochs (mixture weight below 1).")
+        sentences.append(f"{counted(counts.waiting, 'sample')} left for later epochs (mixture weight below 1).")
     total = counts.entries + counts.ledger
     ledger = counts.ledger
-    found.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
-    return found
+    sentences.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
+    return sentences
 
 
 def _balance_table(balance: Sequence[BalanceLine]) -> Table:

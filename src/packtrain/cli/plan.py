@@ -230,7 +230,7 @@ def _padding_table(study: Study) -> Table:
 
 
 def _worth_showing(study: Study) -> list[Reason]:
-    """What changes of a run that is trained today; of any other what recommended.yaml has."""
+    """The settings that change in a run trained today; for any other run, those of recommended.yaml."""
     config = study.recommendation.config
     reasons = [
         reason
@@ -239,16 +239,16 @@ def _worth_showing(study: Study) -> list[Reason]:
     ]
     if study.baseline.today:
         return reasons
-    written = {name for values in config.values() for name in values}
-    return [reason for reason in reasons if reason.parameter in written]
+    names = {name for values in config.values() for name in values}
+    return [reason for reason in reasons if reason.parameter in names]
 
 
 def _reasons_table(reasons: Sequence[Reason]) -> Table:
-    known = any(reason.baseline for reason in reasons)
-    columns = ("parameter", *(("was",) if known else ()), "recommended", "reason")
+    has_baseline = any(reason.baseline for reason in reasons)
+    columns = ("parameter", *(("was",) if has_baseline else ()), "recommended", "reason")
     recommended = table("Recommended (the report has every value)", columns, text=columns)
     recommended.columns[0].no_wrap = True  # a name that goes on is no name
     for one in reasons:
-        was = (one.baseline,) if known else ()
+        was = (one.baseline,) if has_baseline else ()
         recommended.add_row(*(escape(text) for text in (one.parameter, *was, one.packing, one.reason)))
     return recommended

@@ -44,9 +44,9 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     masters = " with fp32 masters" if ready.masters else ""
     yield (
         "model",
-        f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiled(ready)}",
+        f"{run.model.name}, weights in {ready.dtype}{masters}, attention {ready.attn_implementation}{_compiler(ready)}",
     )
-    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_trained_part, ready.parts))}"
+    yield "trainable parameters", f"{_method(ready)}: {', '.join(map(_part_text, ready.parts))}"
     tokens = counted(numbers.tokens, "token")
     if numbers.looked_at is None:
         tokens += f" ({numbers.supervised_tokens:,} supervised)"
@@ -93,7 +93,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
         ledger = _in_the_ledger(numbers.evaluation_left_out)
         yield "evaluation", f"{course.evaluates}: {counted(numbers.evaluation_samples, 'sample')} in {batches}{ledger}"
-    yield from _expected(ready)
+    yield from _expectation_rows(ready)
     if ready.resumed:
         yield "resuming", f"from checkpoint-{ready.resumed}"
 
@@ -149,16 +149,16 @@ def _rates(course: Course) -> str:
 
 
 def _media(numbers: RunNumbers) -> str:
-    """What there is beside text.
+    """The media of a run.
 
     >>> from types import SimpleNamespace as Numbers
     >>> _media(Numbers(images=0, videos=1, frames=16)), _media(Numbers(images=2, videos=0, frames=0))
     (', 1 video (16 frames)', ', 2 images')
     """
-    said = f", {counted(numbers.images, 'image')}" if numbers.images else ""
+    text = f", {counted(numbers.images, 'image')}" if numbers.images else ""
     if numbers.videos:
-        said += f", {counted(numbers.videos, 'video')} ({counted(numbers.frames, 'frame')})"
-    return said
+        text += f", {counted(numbers.videos, 'video')} ({counted(numbers.frames, 'frame')})"
+    return text
 
 
 def _method(ready: ReadyRun) -> str:
@@ -177,12 +177,12 @@ def _step(ready: ReadyRun) -> str:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
         pieces = f"{numbers.packs_per_step:,} pieces of about {counted(round(numbers.samples_per_step), 'sample')}"
         return f"{counted(numbers.packs_per_step, 'sample') if whole else pieces}, {passes}"
-    wanted = ready.run.size.samples
+    samples = ready.run.size.samples
     fewest, most = numbers.step_samples
-    said = f" ({fewest:,} to {most:,})" if fewest < most else ""
-    said += f", {wanted:,} requested" if wanted is not None else ""
+    note = f" ({fewest:,} to {most:,})" if fewest < most else ""
+    note += f", {samples:,} requested" if samples is not None else ""
     return (
-        f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{said}; "
+        f"{counted(numbers.packs_per_step, 'pack')}, about {counted(round(numbers.samples_per_step), 'sample')}{note}; "
         f"{passes}{_empty(numbers)}"
     )
 
@@ -194,7 +194,7 @@ def _empty(numbers: RunNumbers) -> str:
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
 
-def _trained_part(part: TrainedPart) -> str:
+def _part_text(part: TrainedPart) -> str:
     if not part.trained:
         return f"{part.name} frozen"
     if part.trained == part.weights:
@@ -202,7 +202,7 @@ def _trained_part(part: TrainedPart) -> str:
     return f"{part.name} {part.trained:,} of {part.weights:,} ({part.trained / part.weights:.2%})"
 
 
-def _compiled(ready: ReadyRun) -> str:
+def _compiler(ready: ReadyRun) -> str:
     return ", torch.compile" if ready.compiled else ""
 
 
@@ -214,19 +214,19 @@ def _packing_check(ready: ReadyRun) -> str:
     return "\n".join(check.summary_lines())
 
 
-def _expected(ready: ReadyRun) -> Iterator[tuple[str, str]]:
-    found = ready.expected
-    if found is None:
+def _expectation_rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
+    expected = ready.expected
+    if expected is None:
         why = "no GPU, or an unknown one"
         if ready.numbers.looked_at is not None:
             why = "the data are not measured in advance (data.online)"
         yield "expected", f"no prediction of speed and memory: {why}"
         return
-    by = "fitted to this GPU" if found.fitted else "default coefficients; packtrain calibrate fits them"
-    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.step_seconds:.2f} s/step"
-    yield "expected speed", f"{speed}, {duration(found.run_seconds)} in total on {found.gpu} ({by})"
-    host = f"{gib(found.host_bytes)} of host memory per node"
-    yield "expected memory", f"{gib(found.memory_bytes)} of {gib(found.gpu_bytes)}; {host}"
+    by = "fitted to this GPU" if expected.fitted else "default coefficients; packtrain calibrate fits them"
+    speed = f"{expected.tokens_per_second:,.0f} tokens/s, {expected.step_seconds:.2f} s/step"
+    yield "expected speed", f"{speed}, {duration(expected.run_seconds)} in total on {expected.gpu} ({by})"
+    host = f"{gib(expected.host_bytes)} of host memory per node"
+    yield "expected memory", f"{gib(expected.memory_bytes)} of {gib(expected.gpu_bytes)}; {host}"
 
 
 def _batches_table(ready: ReadyRun) -> Table:
@@ -257,7 +257,7 @@ def batch_fill(ready: ReadyRun, info: Any) -> float:
 
 
 def ready_json(ready: ReadyRun) -> dict[str, object]:
-    """What was derived, for machines."""
+    """The derived numbers of a run, for machines."""
     return {
         "folder": str(ready.run.folder),
         "mode": ready.numbers.mode,

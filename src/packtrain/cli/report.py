@@ -32,18 +32,18 @@ def report(
     """
     from packtrain.app.report import report as write
 
-    made = write(runs, out)
+    result = write(runs, out)
     if as_json:
-        print_json({"page": str(made.page), **made.content})
+        print_json({"page": str(result.page), **result.content})
         return
-    output.print(_line(made.content["headline"]), style="bold", markup=False)
-    output.print(_line(made.content["lead"]), markup=False)
-    if made.content["comparison"] is not None:
-        output.print(_line(made.content["comparison"]["why"]), markup=False)
-    for run in made.content["runs"]:
+    output.print(_line(result.content["headline"]), style="bold", markup=False)
+    output.print(_line(result.content["lead"]), markup=False)
+    if result.content["comparison"] is not None:
+        output.print(_line(result.content["comparison"]["why"]), markup=False)
+    for run in result.content["runs"]:
         if len(runs) > 1 and not run["complete"]:
             output.print(_line(f"{run['label']}: {run['ended']}"), markup=False)
-    output.print(f"next: open [bold]{escape(str(made.page.resolve()))}[/]")
+    output.print(f"next: open [bold]{escape(str(result.page.resolve()))}[/]")
 
 
 def _line(text: str) -> str:

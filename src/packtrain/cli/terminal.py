@@ -34,18 +34,18 @@ class Terminal(Console):
             yield Segment(text if control else visible(text), style, control)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As Rich does, but nothing is cut: lines of text are not wrapped, and tables are made to fit."""
+        """Like Rich's print, but nothing is cut: text is not wrapped, and tables are made to fit."""
         options.setdefault("soft_wrap", all(isinstance(one, str | Text) for one in objects))
-        parts = ([one] if not isinstance(one, Table) else fitted(one, self) for one in objects)
+        parts = ([one] if not isinstance(one, Table) else fit_table(one, self) for one in objects)
         super().print(*(part for fitting in parts for part in fitting), **options)
 
     @property  # type: ignore[misc]
     def size(self) -> ConsoleDimensions:
-        """As wide as COLUMNS says, or the terminal; nothing is cut or wrapped where neither has a width."""
-        found, said = super().size, os.environ.get("COLUMNS", "")
-        if self._asked is None and said.isdecimal() and int(said) > 0:
-            return found._replace(width=int(said))
-        return found if self.is_terminal else found._replace(width=_UNBOUNDED)
+        """The width is COLUMNS or the terminal's; without either, nothing is cut or wrapped."""
+        dimensions, columns = super().size, os.environ.get("COLUMNS", "")
+        if self._asked is None and columns.isdecimal() and int(columns) > 0:
+            return dimensions._replace(width=int(columns))
+        return dimensions if self.is_terminal else dimensions._replace(width=_UNBOUNDED)
 
 
 # Nothing in paths and data may turn into colours or emoji.
@@ -55,36 +55,36 @@ output = Terminal(highlight=False, emoji=False)
 
 def table(title: str, columns: Iterable[str], text: Collection[str] = (), **options: Any) -> Table:
     """A table with columns of numbers, and of `text`."""
-    made = Table(title=title, title_justify="left", **options)
+    result = Table(title=title, title_justify="left", **options)
     for name in columns:
-        made.add_column(name, **({"overflow": "fold"} if name in text else {"justify": "right"}))  # type: ignore[arg-type]
-    return made
+        result.add_column(name, **({"overflow": "fold"} if name in text else {"justify": "right"}))  # type: ignore[arg-type]
+    return result
 
 
-def fitted(table: Table, console: Console) -> list[Table]:
+def fit_table(table: Table, console: Console) -> list[Table]:
     """The table itself where there is room, then without lines, then in parts that each begin with the first column."""
-    if Measurement.get(console, _unbounded(console), table).maximum <= console.width:
+    if Measurement.get(console, _any_width(console), table).maximum <= console.width:
         return [table]
-    if _needed(table, console) <= console.width:
+    if _least_width(table, console) <= console.width:
         return [_with_whole_numbers(table, console, table.columns)]
     plain = copy(table)
     plain.box, plain.pad_edge = None, False
     parts: list[list[Column]] = [[]]
     for column in plain.columns:
         part = _with_whole_numbers(plain, console, [*parts[-1], column])
-        if len(parts[-1]) > 1 and _needed(part, console) > console.width:
+        if len(parts[-1]) > 1 and _least_width(part, console) > console.width:
             parts.append([plain.columns[0]])
         parts[-1].append(column)
-    found = [_with_whole_numbers(plain, console, columns) for columns in parts]
-    for part in found[1:]:
+    tables = [_with_whole_numbers(plain, console, columns) for columns in parts]
+    for part in tables[1:]:
         part.title = None
-    for part in found[:-1]:
+    for part in tables[:-1]:
         part.caption = None
-    return found
+    return tables
 
 
 def _with_whole_numbers(table: Table, console: Console, columns: Sequence[Column]) -> Table:
-    """Of these columns; those of numbers are as wide as these, and what else there is gives way."""
+    """A table of these columns in which numbers keep their full width and other columns shrink."""
     part = copy(table)
     part.columns = []
     for at, column in enumerate(columns):
@@ -97,17 +97,17 @@ def _with_whole_numbers(table: Table, console: Console, columns: Sequence[Column
 
 
 def _number_width(column: Column, console: Console) -> int:
-    options = _unbounded(console)
+    options = _any_width(console)
     head = Measurement.get(console, options, column.header).minimum
     return max([head, *(Measurement.get(console, options, cell).maximum for cell in column.cells)])
 
 
-def _needed(table: Table, console: Console) -> int:
+def _least_width(table: Table, console: Console) -> int:
     """The least width at which no number and no word is cut."""
-    return Measurement.get(console, _unbounded(console), _with_whole_numbers(table, console, table.columns)).minimum
+    return Measurement.get(console, _any_width(console), _with_whole_numbers(table, console, table.columns)).minimum
 
 
-def _unbounded(console: Console) -> ConsoleOptions:
+def _any_width(console: Console) -> ConsoleOptions:
     return console.options.update(width=_ANY_WIDTH)
 
 
@@ -116,10 +116,10 @@ class ElapsedColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Rich's estimate; none where it has none."""
-        said = f"elapsed {clock(task.finished_time if task.finished else task.elapsed)}"
+        text = f"elapsed {clock(task.finished_time if task.finished else task.elapsed)}"
         if not task.finished and task.time_remaining is not None:
-            said += f", ~{clock(task.time_remaining)} left"
-        return Text(said, style="progress.elapsed")
+            text += f", ~{clock(task.time_remaining)} left"
+        return Text(text, style="progress.elapsed")
 
 
 class Bar:

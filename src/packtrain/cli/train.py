@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import names_of
+from packtrain.cli.config_options import parse_names
 from packtrain.cli.interruptible import is_interrupt
 from packtrain.cli.ready import ready_json, show_ready
 from packtrain.cli.terminal import Bar, Terminal, errors, output
@@ -95,17 +95,17 @@ def train(
 
     if config is not None and "=" in config and not Path(config).exists():  # there is none, but settings
         overrides, config = [config, *(overrides or ())], None
-    named = names_of("--columns", columns) if columns is not None else None
+    named = parse_names("--columns", columns) if columns is not None else None
     given = [*_as_settings(model=model, data=data, columns=named, output_dir=output_dir), *(overrides or ())]
     bar = PrepareBar(quiet=as_json)
 
     started: list[Path] = []
 
-    def ready(found: ReadyRun) -> None:
+    def ready(prepared: ReadyRun) -> None:
         bar.__exit__()
-        started.append(found.run.folder)
+        started.append(prepared.run.folder)
         if not as_json:
-            show_ready(found, output)
+            show_ready(prepared, output)
 
     try:
         with bar:
@@ -124,12 +124,12 @@ def train(
     except (KeyboardInterrupt, SystemError) as error:
         if not is_interrupt(error):
             raise
-        said = f"interrupted; {_what_is_lost(started)}"
+        message = f"interrupted; {_what_is_lost(started)}"
         if started:  # libraries that were left in the middle of a step may crash when Python takes them down
             from packtrain.delivery.trainers.watch import end_process
 
-            end_process(f"\n{said}", code=INTERRUPTED)
-        errors.print(f"\n[yellow]{escape(said)}[/]")
+            end_process(f"\n{message}", code=INTERRUPTED)
+        errors.print(f"\n[yellow]{escape(message)}[/]")
         raise typer.Exit(INTERRUPTED) from None
     from packtrain.app.train.outcome import ProcessPlace
 

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from packtrain.cli.common import Json, print_json
-from packtrain.cli.config_options import settings_of
+from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Terminal, errors, output, table
 from packtrain.core.numbers import shown
@@ -22,7 +22,7 @@ _OUTCOMES = {"passed": "pass", "failed": "[bold red]FAIL[/]", "inconclusive": "[
 _NAME, _WHERE = 120, 400  # characters of what may come from data, or from a model's own errors, that are shown
 
 
-@settings_of("verify")
+@verb_options("verify")
 def verify(
     model: Annotated[
         str, typer.Option("--model", "-m", help="A model folder with weights, a hub name, or tiny:FAMILY.")
@@ -80,7 +80,7 @@ def verify(
 
 
 def show_report(report: CheckReport, console: Terminal, data: str | None = None) -> None:
-    """What was checked, how far apart packed and alone are, and with which tolerances."""
+    """Show the checks, how far apart packed and alone are, and the tolerances."""
     model = shown(report.model, _WHERE)
     about = ", ".join((model, report.attn_implementation, report.dtype, report.device))
     title = escape(f"Packed vs. alone, largest differences: {about}")

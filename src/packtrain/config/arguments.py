@@ -43,7 +43,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object
         *(f"training.{one}" for one in refused),
         *_contradictions(config),
         *_missing_packages(config),
-        *_unmerged(config, world),
+        *_merge_problems(config, world),
     ]
     if problems:
         raise ConfigError("settings", problems=problems)
@@ -53,7 +53,7 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object
         for name, value in training.given(*TRAINER_KEYS).items()
         if name not in _DERIVED and name not in NOT_IN_CONFIG
     }
-    found: dict[str, object] = {
+    settings: dict[str, object] = {
         "report_to": "none",
         "logging_steps": 10,
         "save_total_limit": KEPT_CHECKPOINTS,
@@ -62,20 +62,20 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object
         "gradient_checkpointing": checkpoints(config),
         "disable_tqdm": True,
         **_warmup(config),
-        **_sharded(config, world),
+        **_sharding_arguments(config, world),
     }
     if training.optim not in (None, MULTIMODAL):
-        found["optim"] = training.optim
-    notes = [*_evaluation(config, found), *_no_adapters(config), *_notes(config, world)]
-    return found, tuple(notes)
+        settings["optim"] = training.optim
+    notes = [*_evaluation(config, settings), *_no_adapters(config), *_notes(config, world)]
+    return settings, tuple(notes)
 
 
-def _evaluation(config: RunConfig, found: dict[str, object]) -> list[str]:
+def _evaluation(config: RunConfig, settings: dict[str, object]) -> list[str]:
     """When evaluation happens; without data for it, never."""
     if config.evaluates:
-        found.setdefault("eval_strategy", "steps" if "eval_steps" in found else "epoch")
+        settings.setdefault("eval_strategy", "steps" if "eval_steps" in settings else "epoch")
         return []
-    ignored = [name for name in _EVALUATION if found.pop(name, None) is not None]
+    ignored = [name for name in _EVALUATION if settings.pop(name, None) is not None]
     if not ignored:
         return []
     return [
@@ -100,7 +100,7 @@ def _warmup(config: RunConfig) -> dict[str, object]:
     return training.given("warmup_steps")
 
 
-def _sharded(config: RunConfig, world: int) -> dict[str, object]:
+def _sharding_arguments(config: RunConfig, world: int) -> dict[str, object]:
     """How weights are sharded; nothing with one process."""
     training, how = config.training, sharding(config)
     if uses_deepspeed(config):
@@ -116,69 +116,71 @@ def _deepspeed(stage: int) -> dict[str, object]:
 
 
 def _notes(config: RunConfig, world: int) -> list[str]:
-    training, found = config.training, [*sharding_notes(config)]
+    training, notes = config.training, [*sharding_notes(config)]
     if training.optim == MULTIMODAL:
         rates = ", ".join(training.given("learning_rate", "vit_lr", "aligner_lr"))
-        found.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
+        notes.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
     if sharding(config) == "fsdp" and world == 1:
-        found.append("sharding fsdp: there is one process, so nothing is sharded")
+        notes.append("sharding fsdp: there is one process, so nothing is sharded")
     elif world == 1 and uses_deepspeed(config):
-        found.append(
+        notes.append(
             "deepspeed needs a launcher, even for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
         )
     elif sharding(config) == "fsdp" and model_settings(config).method == "qlora":
-        found.append("sharding fsdp with qlora: 4-bit weights are not sharded; the others are")
-    return found
+        notes.append("sharding fsdp with qlora: 4-bit weights are not sharded; the others are")
+    return notes
 
 
 def _contradictions(config: RunConfig) -> list[str]:
     """Settings that cannot both hold."""
-    model, training, data, found = config.model, config.training, config.data, []
+    model, training, data, problems = config.model, config.training, config.data, []
     for rate, part in (("vit_lr", "train_vision"), ("aligner_lr", "train_projector")):
-        given = getattr(training, rate)
-        if given and getattr(model, part) is False:
-            found.append(f"training.{rate} {given:g} and model.{part} false: leave the rate out, or train that part")
+        number = getattr(training, rate)
+        if number and getattr(model, part) is False:
+            problems.append(
+                f"training.{rate} {number:g} and model.{part} false: leave the rate out, or train that part"
+            )
     if training.warmup_ratio and training.warmup_steps:
-        found.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
+        problems.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
     if data.eval_path and data.eval_size:
-        found.append("data.eval_path and data.eval_size: leave one of them out")
+        problems.append("data.eval_path and data.eval_size: leave one of them out")
     if data.eval_size and data.max_eval_samples:
-        found.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
+        problems.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
     if not config.evaluates:
-        found += [
+        problems += [
             f"training.{name} without data.eval_path or data.eval_size: nothing is evaluated"
             for name, value in training.given(*_NEED_EVALUATION).items()
             if value
         ]
     if training.neftune_noise_alpha and data.packing is not False:
-        found.append(
+        problems.append(
             "training.neftune_noise_alpha with packed rows: its noise shrinks with row length, so packed "
             "samples would get less of it: leave it out, or set data.packing: false"
         )
     metric = training.metric_for_best_model
     if metric not in (None, "loss", "eval_loss"):
-        found.append(f"training.metric_for_best_model {metric}: evaluation computes only the loss: eval_loss")
+        problems.append(f"training.metric_for_best_model {metric}: evaluation computes only the loss: eval_loss")
     if training.greater_is_better:
-        found.append("training.greater_is_better true: the metric is the loss: lower is better")
+        problems.append("training.greater_is_better true: the metric is the loss: lower is better")
     if training.fp16 and training.bf16:
-        found.append("training.fp16 and training.bf16: leave one of them out")
+        problems.append("training.fp16 and training.bf16: leave one of them out")
     if training.fp16 and model.dtype in ("bf16", "bfloat16"):
-        found.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
+        problems.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
     optim = training.optim or MULTIMODAL
     if training.master_weights and optim not in WITH_MASTERS:
-        found.append(
+        problems.append(
             f"training.master_weights true and training.optim {optim}, which has its own format of weights and states: "
             f"use one of {', '.join(WITH_MASTERS)}, or leave it out"
         )
     how = training.sharding
     if how is not None and training.fsdp and how != "fsdp":
-        found.append(f"training.sharding {how} and training.fsdp: leave one of them out")
+        problems.append(f"training.sharding {how} and training.fsdp: leave one of them out")
     if how in ("ddp", "fsdp") and training.deepspeed:
-        found.append(f"training.sharding {how} and training.deepspeed: leave one of them out")
-    return found
+        problems.append(f"training.sharding {how} and training.deepspeed: leave one of them out")
+    return problems
 
 
-def _unmerged(config: RunConfig, world: int) -> list[str]:
+def _merge_problems(config: RunConfig, world: int) -> list[str]:
     """Refused before the run, not at its end."""
     if world == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
         return []
@@ -188,31 +190,31 @@ def _unmerged(config: RunConfig, world: int) -> list[str]:
 
 
 def _missing_packages(config: RunConfig) -> list[str]:
-    found = []
+    problems = []
     try:
         method = model_settings(config).method
     except ConfigError:
         method = "full"  # it is reported where it is made
     if method == "qlora" and find_spec("bitsandbytes") is None:
-        found.append(
+        problems.append(
             "model.method qlora: bitsandbytes is not installed: pip install 'packtrain[qlora]', or method: lora"
         )
     training = config.training
     if training.deepspeed and zero_stage(config) is None and not has_deepspeed():
-        found.append(
+        problems.append(
             f"training.deepspeed {training.deepspeed}: deepspeed is not installed: pip install 'packtrain[deepspeed]',"
             " or leave it out and set training.sharding: fsdp, which shards weights and states without it"
         )
     if _own_stage(training.deepspeed) == 3:
-        found.append(
+        problems.append(
             "training.deepspeed with ZeRO stage 3: models are loaded and saved unsharded here; training.sharding: fsdp"
             " shards the same"
         )
-    return found
+    return problems
 
 
 def _own_stage(given: str | dict[str, Any] | None) -> int | None:
-    """Of ZeRO in a config of DeepSpeed's own, where it can be read."""
+    """The ZeRO stage in DeepSpeed's own config, where it can be read."""
     if isinstance(given, str) and Path(given).is_file():
         try:
             given = json.loads(Path(given).read_text(encoding="utf-8"))

@@ -43,7 +43,7 @@ class Written:
     lines: Callable[[], Mapping[str, int]] = dict  # of keys, as they are written
 
     def place(self, at: str) -> str:
-        """Where a key stands, for messages."""
+        """The place of a key, for messages."""
         line = self.lines().get(at)
         return self.name if line is None else f"{self.name}:{line}"
 
@@ -58,15 +58,15 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Written]:
             expected=f"no cycle, and at most {_MOST_EXTENDS} levels",
         )
     written = _read(path)
-    given = written.content.get("extends")
-    names = given if isinstance(given, list) else [given] if given is not None else []
+    extends = written.content.get("extends")
+    names = extends if isinstance(extends, list) else [extends] if extends is not None else []
     if not all(isinstance(name, str) for name in names):
         expected = "the path of another config, or a list of them"
-        raise ConfigError(f"{path}: extends", got=brief(given), expected=expected)
-    found = [below for name in names for below in config_files(path.parent / name, tuple(paths))]
-    if len(found) > _MOST_FILES:
-        raise ConfigError(f"{path}: extends", got=f"{len(found)} files", expected=f"up to {_MOST_FILES}")
-    return [*found, written]
+        raise ConfigError(f"{path}: extends", got=brief(extends), expected=expected)
+    parents = [below for name in names for below in config_files(path.parent / name, tuple(paths))]
+    if len(parents) > _MOST_FILES:
+        raise ConfigError(f"{path}: extends", got=f"{len(parents)} files", expected=f"up to {_MOST_FILES}")
+    return [*parents, written]
 
 
 def _is_component(content: Any) -> bool:
@@ -89,11 +89,11 @@ def _read(path: Path) -> Written:
             return Written(name=path.name, content=content[0].get("config") or {})
         return Written(name=path.name, content=as_sections(path, content), lines=lambda: key_lines(path))
     classes, lines = read_python(path)
-    known = {name: fields for name, fields in classes.items() if SECTION_ALIASES.get(name, name) in SECTIONS}
-    if not known:
+    sections = {name: fields for name, fields in classes.items() if SECTION_ALIASES.get(name, name) in SECTIONS}
+    if not sections:
         expected = "a class for a section: " + ", ".join(name for name in SECTION_ALIASES if name[0].isupper())
         raise ConfigError(str(path), got=f"class {', '.join(classes)[:100]}", expected=expected)
-    return Written(name=path.name, content=known, lines=lambda: lines)
+    return Written(name=path.name, content=sections, lines=lambda: lines)
 
 
 # ---- dataclasses of a Python file
@@ -139,21 +139,21 @@ def _fields(one: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
 def _literal(node: ast.expr, known: Raw) -> Any:
     """A literal, arithmetic of numbers, or a field above; anything else is not read."""
     try:
-        return _evaluated(node, known, 0)
+        return _evaluate(node, known, 0)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         return RuntimeValue(ast.unparse(node)[:100])
 
 
-def _evaluated(node: ast.expr, known: Raw, depth: int) -> Any:
+def _evaluate(node: ast.expr, known: Raw, depth: int) -> Any:
     """
-    >>> _evaluated(ast.parse("4 * size + 2 ** 3", mode="eval").body, {"size": 10}, 0)
+    >>> _evaluate(ast.parse("4 * size + 2 ** 3", mode="eval").body, {"size": 10}, 0)
     48
     """
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
 
     def inner(one: ast.expr) -> Any:
-        return _evaluated(one, known, depth + 1)
+        return _evaluate(one, known, depth + 1)
 
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
@@ -167,7 +167,7 @@ def _evaluated(node: ast.expr, known: Raw, depth: int) -> Any:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_number(inner(operand))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _computed(type(op), _number(inner(left)), _number(inner(right)))
+            return _compute(type(op), _number(inner(left)), _number(inner(right)))
         case ast.Call(func=ast.Name(id="field"), args=[], keywords=[ast.keyword(arg="default", value=default)]):
             return inner(default)
     raise ValueError("no literal")
@@ -179,15 +179,15 @@ def _number(value: Any) -> int | float:
     return value
 
 
-def _computed(op: type[ast.operator], left: int | float, right: int | float) -> int | float:
+def _compute(op: type[ast.operator], left: int | float, right: int | float) -> int | float:
     """A result that no config has is not computed at all."""
     size = left.bit_length() if isinstance(left, int) else 1
     if op is ast.Pow and abs(right) * size > _MOST_BITS:
         raise ValueError("a number with too many digits")
-    found = _number(_OPERATORS[op](left, right))
-    if isinstance(found, int) and found.bit_length() > _MOST_BITS:
+    result = _number(_OPERATORS[op](left, right))
+    if isinstance(result, int) and result.bit_length() > _MOST_BITS:
         raise ValueError("a number with too many digits")
-    return found
+    return result
 
 
 # ---- arguments of a command
@@ -201,39 +201,39 @@ def read_script(path: Path) -> dict[str, object]:
         raise ConfigError(str(path), got=error.strerror, expected=_EXPECTED) from None
     except ValueError as error:
         raise ConfigError(str(path), got=str(error), expected=_EXPECTED) from None
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     first = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
     starts = (at + 1 for at, word in enumerate(words) if _STARTS.fullmatch(word) and not _is_option(words[at - 1]))
     begin = next(starts, first)
     for word in words[:first]:
-        if named := _VARIABLE.fullmatch(word):
-            found[named[1]] = _value(path, named[1], named[2])
+        if variable := _VARIABLE.fullmatch(word):
+            settings[variable[1]] = _value(path, variable[1], variable[2])
     if first < begin:  # arguments of accelerate or torchrun
-        found["launcher"] = " ".join(words[first : begin - 1])
+        settings["launcher"] = " ".join(words[first : begin - 1])
     for name, value in _arguments(path, words[begin:]):
-        if found.get(name, value) != value:
+        if settings.get(name, value) != value:
             raise ConfigError(str(path), got=f"--{name} twice", expected=_EXPECTED)
-        found[name] = value
-    return found
+        settings[name] = value
+    return settings
 
 
 def _arguments(path: Path, words: list[str]) -> list[tuple[str, Any]]:
     """Each with its value: true where none follows, a list where several do."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for word in words:
         if word.startswith("--"):
             name, equals, text = word[2:].partition("=")
             name = name.replace("-", "_")
-            found.append((name, _value(path, name, text) if equals else True))
-        elif not found:
+            pairs.append((name, _value(path, name, text) if equals else True))
+        elif not pairs:
             raise ConfigError(str(path), got=f"{word[:100]!r} before the first argument", expected=_EXPECTED)
         else:
-            name, before = found[-1]
+            name, before = pairs[-1]
             value = _value(path, name, word)
-            found[-1] = name, value if before is True else [*(before if isinstance(before, list) else [before]), value]
-    if not found:
+            pairs[-1] = name, value if before is True else [*(before if isinstance(before, list) else [before]), value]
+    if not pairs:
         raise ConfigError(str(path), got="no argument", expected=_EXPECTED)
-    return found
+    return pairs
 
 
 def _is_option(word: str) -> bool:

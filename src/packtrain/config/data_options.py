@@ -13,7 +13,7 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import HOMES, KEYS
 from packtrain.config.steps import run_length
-from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, systems_of
+from packtrain.config.systems import OTHERWISE, THEIR_DEFAULTS, UNLESS, UNSAID, detect_systems
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 
@@ -25,7 +25,7 @@ _MIXES = {"nanoVLM", "LLaMA-Factory"}  # samples of a pack see each other there;
 def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The config with what its sections mean where they come from, and what is different here."""
     notes: list[str] = []
-    systems, sure = systems_of(config.written_as), systems_of(config.written_as, sure=True)
+    systems, sure = detect_systems(config.written_as), detect_systems(config.written_as, sure=True)
     for system in systems:
         missing: dict[str, object] = {}
         for name, value in THEIR_DEFAULTS[system].items():
@@ -36,20 +36,20 @@ def section_defaults(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
                 values = replace(getattr(config, HOMES[name]), **{name: value})
                 config = replace(config, **{HOMES[name]: values})  # type: ignore[arg-type]
         if missing:
-            said = ", ".join(f"{name}: {str(value).lower()}" for name, value in missing.items())
+            text = ", ".join(f"{name}: {str(value).lower()}" for name, value in missing.items())
             way = "; data.packing: true packs" if "packing" in missing else ""
-            notes.append(f"{said}: the default of {system}{way}")
+            notes.append(f"{text}: the default of {system}{way}")
     if "lmms-engine" in systems and config.data.packing_strategy == "first_fit" and config.data.packing:
         notes.append("packing_strategy first_fit searches all open packs here; next_fit searches only the last")
     for system in sure:
         notes += [
-            said
-            for name, said in UNSAID.get(system, {}).items()
+            text
+            for name, text in UNSAID.get(system, {}).items()
             if _applies(config, name) and not _is_said(config, name)
         ]
         notes += [
-            said.format(value)
-            for name, said in OTHERWISE.get(system, {}).items()
+            text.format(value)
+            for name, text in OTHERWISE.get(system, {}).items()
             if (value := _setting(config, name)) is not None
         ]
     return config, (*notes, *_meanings(config))
@@ -72,16 +72,16 @@ def _applies(config: RunConfig, name: str) -> bool:
 
 
 def _is_open(config: RunConfig, name: str) -> bool:
-    """Is a setting said neither by itself nor in another way?"""
+    """Is a setting unset, by its own name and in any other way?"""
     return _applies(config, name) and all(_setting(config, one) is None for one in (name, *UNLESS.get(name, ())))
 
 
 def _meanings(config: RunConfig) -> list[str]:
     """Settings that do something else here than in the systems that have them, too."""
-    data, found = config.data, []
+    data, notes = config.data, []
     if config.packs:
         if data.packing_buffer is not None and not data.online:
-            found.append(
+            notes.append(
                 f"packing_buffer {data.packing_buffer} is a look-ahead in samples for streams that cannot be"
                 " measured first; this dataset is measured and packed as a whole, so it changes nothing"
             )
@@ -91,17 +91,17 @@ def _meanings(config: RunConfig) -> list[str]:
                 drops = (
                     f"{data.packing_min_fill_ratio:g} with packing_drop_last: emptier packs are dropped from an epoch"
                 )
-            found.append(f"packing_min_fill_ratio {drops}")
-        if not _MIXES.isdisjoint(systems_of(config.written_as)) and "neat_packing" not in config.written_as:
-            found.append("samples in a pack never attend to each other here")
+            notes.append(f"packing_min_fill_ratio {drops}")
+        if not _MIXES.isdisjoint(detect_systems(config.written_as)) and "neat_packing" not in config.written_as:
+            notes.append("samples in a pack never attend to each other here")
     if data.max_sample_length is not None:
-        found.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
+        notes.append(f"samples of more than max_sample_length {data.max_sample_length} tokens go to the ledger")
     how = f"{'on the left, ' if data.truncate_side == 'left' else ''}never inside an image or a video"
     if data.cutoff_len is not None:
-        found.append(f"samples are cut to cutoff_len {data.cutoff_len:,} tokens, {how}")
+        notes.append(f"samples are cut to cutoff_len {data.cutoff_len:,} tokens, {how}")
     elif data.overlong == "truncate":
-        found.append(f"longer samples are truncated, {how}")
-    return found
+        notes.append(f"longer samples are truncated, {how}")
+    return notes
 
 
 def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple[DatasetConfig, tuple[str, ...]]:
@@ -116,30 +116,30 @@ def training_config(config: RunConfig, *, rows: int, packs: int | None) -> tuple
                 f"data.{name}", got=got, expected="a dataset that has configurations or splits", fix="leave it out"
             )
     unused = data.given(*_PACKS_ONLY)
-    length, said = _pack_length(config)
-    made = _dataset(
+    length, notes = _pack_length(config)
+    dataset = _dataset(
         config,
         rows_per_batch=rows,
-        group_by_length=_grouped(config),
+        group_by_length=_groups_by_length(config),
         packs_per_step=packs or 1,
         max_steps=run_length(config).max_steps if data.online else None,
         **length,
     )
-    if unused and not made.has_packs:
-        return made, (*said, f"packing is false: {', '.join(unused)} have no effect")
-    return made, said
+    if unused and not dataset.has_packs:
+        return dataset, (*notes, f"packing is false: {', '.join(unused)} have no effect")
+    return dataset, notes
 
 
 def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The length of packs where only the cut of samples is said: what the rows of a padded batch could hold."""
+    """The length of packs where only cutoff_len is set: the tokens that the rows of a padded batch could hold."""
     data, rows = config.data, config.training.per_device_train_batch_size or 1
     if data.cutoff_len is None or data.packing_length is not None:
         return {}, ()
     if not (config.packs or data.pad_packs):
         return {"packing_length": data.cutoff_len}, ()
     length = rows * data.cutoff_len
-    said = f"packs have up to {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
-    return {"packing_length": length}, (f"{said}; data.packing_length differs",)
+    note = f"packs have up to {length:,} tokens, per_device_train_batch_size {rows} x cutoff_len {data.cutoff_len:,}"
+    return {"packing_length": length}, (f"{note}; data.packing_length differs",)
 
 
 def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetConfig | None:
@@ -175,21 +175,21 @@ def _dataset(config: RunConfig, **own: Any) -> DatasetConfig:
     name = config.model.model_name_or_path
     if not name:
         raise ConfigError("model.model_name_or_path", got="none", expected="a model folder, a hub name or tiny:FAMILY")
-    found = {**config.data.given(*DatasetSection.known()), "cache_dir": str(cache_root(config)), **own}
-    if found.get("packing") is False and not found.get("pad_packs"):
-        found = {name: value for name, value in found.items() if name not in _PACKS_ONLY}
+    settings = {**config.data.given(*DatasetSection.known()), "cache_dir": str(cache_root(config)), **own}
+    if settings.get("packing") is False and not settings.get("pad_packs"):
+        settings = {name: value for name, value in settings.items() if name not in _PACKS_ONLY}
     try:
-        return DatasetConfig(model=name, plugins=config.model.plugins, seed=data_seed(config), **found)
+        return DatasetConfig(model=name, plugins=config.model.plugins, seed=data_seed(config), **settings)
     except ConfigError as error:
-        known = DatasetSection.known()
-        said = [f"data.{one}" if one.partition(":")[0] in known else one for one in error.problems]
-        raise ConfigError("data", problems=said) from None
+        keys = DatasetSection.known()
+        problems = [f"data.{one}" if one.partition(":")[0] in keys else one for one in error.problems]
+        raise ConfigError("data", problems=problems) from None
 
 
 def cache_root(config: RunConfig) -> Path:
     """The folder in which cost tables, plans and rows of this config are kept."""
-    given = config.data.cache_dir
-    return Path(os.path.abspath(Path(given).expanduser() if given is not None else cache_dir()))
+    folder = config.data.cache_dir
+    return Path(os.path.abspath(Path(folder).expanduser() if folder is not None else cache_dir()))
 
 
 def data_seed(config: RunConfig) -> int:
@@ -198,7 +198,7 @@ def data_seed(config: RunConfig) -> int:
     return training.data_seed if training.data_seed is not None else training.seed or 0
 
 
-def _grouped(config: RunConfig) -> bool:
+def _groups_by_length(config: RunConfig) -> bool:
     """Whether padded batches are grouped by length, by either of its names in transformers."""
-    given = config.training.group_by_length
-    return config.training.train_sampling_strategy == "group_by_length" if given is None else given
+    grouped = config.training.group_by_length
+    return config.training.train_sampling_strategy == "group_by_length" if grouped is None else grouped

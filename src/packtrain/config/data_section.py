@@ -320,7 +320,7 @@ class DatasetSection(Section):
     )
     repack_each_epoch: bool | None = packed(
         FLAG,
-        "Pack each epoch anew, or reuse the same packs.",
+        "Repack each epoch, or reuse the same packs.",
         default=True,
         options=("--repack-each-epoch/--same-packs",),
         needs=MEASURING,

@@ -13,7 +13,7 @@ from packtrain.config.keys import COUNT, FLAG, SEED, WORD, WORDS, Raw, choice, k
 from packtrain.config.sections import PROCESSOR_CLASS, PROCESSOR_NAMES, names_model
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.core.secrets import kept_apart
+from packtrain.core.secrets import hide_secrets
 from packtrain.core.user_code import from_anywhere, without_folder
 from packtrain.core.values import MediaLimits
 from packtrain.families.model_folder import known_as
@@ -73,8 +73,8 @@ class DatasetConfig(DatasetSection):
     said: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        said = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.said or ()))
-        return f"{type(self).__name__}({', '.join(said)})"
+        settings = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.said or ()))
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     def __post_init__(self) -> None:
         if self.said is None:
@@ -94,7 +94,7 @@ class DatasetConfig(DatasetSection):
             raise ConfigError("settings of the dataset", problems=problems)
         for name in _PATHS:
             if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, absolute(kept_apart(given)))
+                object.__setattr__(self, name, absolute(hide_secrets(given)))
 
     @property
     def model_name(self) -> str:
@@ -132,18 +132,18 @@ class DatasetConfig(DatasetSection):
         return not self.packing if self.cache_tokens is None else self.cache_tokens
 
     def media_limits(self) -> MediaLimits:
-        """What bounds the cost of media."""
+        """The limits of media, which bound their cost."""
         return MediaLimits(**(self.processor_config or {}))  # type: ignore[arg-type]
 
     def schema_options(self) -> SchemaOptions:
         """How records are turned into chats; `fineweb_edu` is running text, whatever other columns they have."""
         seed = self.seed if self.object_ordering == "random" else 0
-        given = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
-        given |= {"formatting_func": from_anywhere(self.formatting_func)} if self.formatting_func is not None else {}
-        found = SchemaOptions(**given)
+        settings = self.given(*_SCHEMA) | {"coord_tokens": _switched_on(self.coord_tokens), "seed": seed}
+        settings |= {"formatting_func": from_anywhere(self.formatting_func)} if self.formatting_func is not None else {}
+        options = SchemaOptions(**settings)
         if self.dataset_type == "fineweb_edu" and self.schema is None and self.formatting_func is None:
-            return replace(found, schema="text")
-        return found
+            return replace(options, schema="text")
+        return options
 
     def own_template(self) -> str | None:
         """The text of the user's own chat template."""
@@ -165,8 +165,8 @@ class DatasetConfig(DatasetSection):
 
     def filters(self) -> Filters:
         """Which records are dropped."""
-        given = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
-        return Filters(limit=self.max_samples, eval_part=self.part == "eval", **given)
+        settings = self.given(*_FILTERS) | {"sources": tuple(self.sources or ())}
+        return Filters(limit=self.max_samples, eval_part=self.part == "eval", **settings)
 
     @property
     def measured_seed(self) -> int:
@@ -176,16 +176,16 @@ class DatasetConfig(DatasetSection):
 
     def measured_by(self) -> dict[str, object]:
         """The settings that costs follow from."""
-        found = {
+        settings = {
             "model": known_as(absolute(self.model_name)),
             **self.given("plugins", *(name for name, one in self.known().items() if one.costs)),
             "seed": self.measured_seed,
         }
         function = self.formatting_func
-        return found | ({"formatting_func": without_folder(function)} if function is not None else {})
+        return settings | ({"formatting_func": without_folder(function)} if function is not None else {})
 
     def user_config(self) -> dict[str, dict[str, object]]:
-        """What was said about the data, as sections of a config: what is not the default."""
+        """The settings of the data that differ from their defaults, as sections of a config."""
         data = {
             name: value
             for name, one in self.known().items()
@@ -202,30 +202,30 @@ class DatasetConfig(DatasetSection):
 
     def packing_config(self, context_length: int) -> PackingConfig:
         """How samples are packed for a model that takes this many tokens."""
-        given = {name: getattr(self, name) for name in _PACKING if getattr(self, name) is not None}
-        given.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
+        settings = {name: getattr(self, name) for name in _PACKING if getattr(self, name) is not None}
+        settings.setdefault("packing_length", min(context_length, LONGEST_DEFAULT))
         if not self.has_packs:
-            given["packing_strategy"] = "none"
-            given.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
-        return PackingConfig(**given)
+            settings["packing_strategy"] = "none"
+            settings.pop("pack_alignment", None)  # rows of single samples are padded as batches need it
+        return PackingConfig(**settings)
 
 
 Check = Callable[[DatasetConfig], Iterator[str]]
 
 
 def _take_model(config: DatasetConfig) -> Iterator[str]:
-    """The name of the model may stand in processor_config, where only limits of media stay."""
+    """The model may be named in processor_config, where only limits of media stay."""
     given = config.processor_config
     if not isinstance(given, Mapping):
         return
-    named = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
-    if not named and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
-        named = [given[PROCESSOR_CLASS]]
-    found = {str(name) for name in (config.model, *named) if name}
-    if len(found) > 1:
-        yield f"model: {' and '.join(sorted(found))} differ"
-    elif named and config.model is None:
-        object.__setattr__(config, "model", str(named[0]))
+    names = [given[name] for name in PROCESSOR_NAMES if given.get(name)]
+    if not names and config.model is None and names_model(given.get(PROCESSOR_CLASS)):
+        names = [given[PROCESSOR_CLASS]]
+    models = {str(name) for name in (config.model, *names) if name}
+    if len(models) > 1:
+        yield f"model: {' and '.join(sorted(models))} differ"
+    elif names and config.model is None:
+        object.__setattr__(config, "model", str(names[0]))
     limits = {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
     object.__setattr__(config, "processor_config", {name: one for name, one in limits.items() if one is not None})
 
@@ -239,7 +239,7 @@ def _plugins(config: DatasetConfig) -> Iterator[str]:
     yield from _refusals(load_plugins, {"modules": config.plugins or ()})
 
 
-def _padded(config: DatasetConfig) -> Iterator[str]:
+def _padding_problems(config: DatasetConfig) -> Iterator[str]:
     """Settings of padded batches that contradict others."""
     rows = config.rows_per_batch
     if rows > 1 and config.packing:
@@ -263,7 +263,7 @@ def _padded(config: DatasetConfig) -> Iterator[str]:
 
 
 def _packing(config: DatasetConfig) -> Iterator[str]:
-    """What must be there, and every setting of packing by itself, so that one does not hide another."""
+    """Required settings, and each setting of packing by itself, so that one problem does not hide another."""
     if config.model is None:
         yield "model: none instead of a model folder, a hub name or tiny:FAMILY"
     if config.dataset_path is None:
@@ -279,7 +279,7 @@ def _packing(config: DatasetConfig) -> Iterator[str]:
 
 
 def _online(config: DatasetConfig) -> Iterator[str]:
-    """What online packing cannot do, since nothing is known about the samples to come."""
+    """Settings that online packing cannot honour, since nothing is known about the samples to come."""
     if not config.online:
         return
     if config.max_steps is None:
@@ -287,12 +287,12 @@ def _online(config: DatasetConfig) -> Iterator[str]:
     if not config.packing:
         yield "packing: false with online: true. Streams are packed: measure the data first, or leave packing out"
     usual = DatasetConfig.known()
-    found = [name for name in config.needing("measuring") if getattr(config, name) not in (None, usual[name].default)]
+    needing = [name for name in config.needing("measuring") if getattr(config, name) not in (None, usual[name].default)]
     if config.overlong in ("truncate", "split"):
-        found.append("overlong")
+        needing.append("overlong")
     if config.shuffle and "shuffle" in (config.said or ()):
-        found.append("shuffle")
-    for name in found:
+        needing.append("shuffle")
+    for name in needing:
         value = getattr(config, name)
         yield f"{name}: {value} with online: true. It needs all samples in advance: leave it or online out"
 
@@ -306,8 +306,8 @@ def _refusals(make: Callable[..., object], settings: Raw) -> Iterator[str]:
     try:
         make(**settings)
     except ConfigError as error:
-        found = f"{error.where}: {error.got}" + (f" instead of {error.expected}" if error.expected else "")
-        yield ". ".join(filter(None, (found, error.fix)))
+        problem = f"{error.where}: {error.got}" + (f" instead of {error.expected}" if error.expected else "")
+        yield ". ".join(filter(None, (problem, error.fix)))
 
 
-_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padded, _online, _records)
+_CHECKS: tuple[Check, ...] = (_plugins, _packing, _padding_problems, _online, _records)

@@ -1,4 +1,4 @@
-"""What a setting is: the kind of value it may have, and a field of a section with all that is known about it."""
+"""Settings: the kind of value each may have, and the field of a section that describes it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Kind:
 
     def holds(self, value: object) -> bool:
         """Whether a value is of this kind. bool does not count as a number."""
-        known = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
-        return known and self.fits(value)
+        right_type = isinstance(value, self.types) and (bool in self.types or not isinstance(value, bool))
+        return right_type and self.fits(value)
 
     def faults(self, name: str, value: object) -> Iterator[str]:
-        """What is wrong with a value, by the name of its key, or of the key inside it."""
+        """The faults of a value, by the name of its key or of the key inside it."""
         if self.inside is None or not isinstance(value, Mapping):
             if not self.holds(value):
                 yield f"{name}: {brief(value)} instead of {self}. {nearest(str(value), self.words)}".rstrip(". ")
@@ -153,7 +153,7 @@ class Key:
 
     @property
     def default_words(self) -> str:
-        """As documentation and help name it."""
+        """The default as documentation and help show it."""
         if self.shown or self.default is None:
             return self.shown
         return str(self.default).lower() if isinstance(self.default, bool) else f"{self.default}"
@@ -162,9 +162,9 @@ class Key:
 def key(
     kind: Kind, help: str = "", *, aliases: Sequence[str] | Mapping[str, Mapping[str, object]] = (), **more: Any
 ) -> Any:
-    """A field of a section. It is None where nothing is said."""
-    named = aliases if isinstance(aliases, Mapping) else {name: {} for name in aliases}
-    return field(default=None, metadata={"key": Key(kind=kind, help=help, aliases=named, **more)})
+    """A field of a section, which is None where it is unset."""
+    meanings = aliases if isinstance(aliases, Mapping) else {name: {} for name in aliases}
+    return field(default=None, metadata={"key": Key(kind=kind, help=help, aliases=meanings, **more)})
 
 
 MEASURING: tuple[Need, ...] = ("measuring",)
@@ -195,15 +195,15 @@ class Section:
 
     def given(self, *names: str) -> dict[str, Any]:
         """The settings that were given, of these or of all."""
-        wanted = names or tuple(self.known())
-        return {name: value for name in wanted if (value := getattr(self, name)) is not None}
+        keys = names or tuple(self.known())
+        return {name: value for name in keys if (value := getattr(self, name)) is not None}
 
     @classmethod
     def problems(cls, values: Mapping[str, object], where: str = "") -> Iterator[str]:
         """Unknown keys and wrong values."""
-        known = cls.known()
+        keys = cls.known()
         for name, value in values.items():
-            if name not in known:
-                yield f"{where}{brief_name(name)}: unknown key. {nearest_key(name, known)}".rstrip()
+            if name not in keys:
+                yield f"{where}{brief_name(name)}: unknown key. {nearest_key(name, keys)}".rstrip()
             elif value is not None:
-                yield from known[name].kind.faults(f"{where}{name}", value)
+                yield from keys[name].kind.faults(f"{where}{name}", value)

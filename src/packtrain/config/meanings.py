@@ -1,4 +1,4 @@
-"""What a key of another system, or of an item of its datasets, can mean here: settings of ours, nothing, an error."""
+"""The meaning of another system's key, or of a key of its dataset items: settings of ours, nothing, or an error."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def among(known: Mapping[str, Raw], otherwise: str = "", said: str = "the same h
 
 
 def rows(make: Callable[[str], Meant], names: Mapping[str, str]) -> dict[str, Meant]:
-    """Keys of one kind, by the words that are said about them."""
-    return {name: make(why) for why, said in names.items() for name in said.split()}
+    """Keys of one kind; `names` has them, separated by spaces, under the reason that applies."""
+    return {name: make(why) for why, words in names.items() for name in words.split()}
 
 
 def each(names: str | Iterable[str], meant: Meant) -> dict[str, Meant]:
@@ -109,23 +109,23 @@ def each(names: str | Iterable[str], meant: Meant) -> dict[str, Meant]:
     return dict.fromkeys(names.split() if isinstance(names, str) else names, meant)
 
 
-def datasets_of(value: Any, beside: Raw) -> Means | str:
+def read_datasets(value: Any, beside: Raw) -> Means | str:
     """The datasets of a config; a text says why they cannot be."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
         return f"{value!r:.100} instead of a dataset, or a list of them"
     if all(isinstance(name, str) and not _is_place(name) for name in names):
-        return _registered(names, beside)
+        return _registered_datasets(names, beside)
     items: list[Raw] = []
     why: list[str] = []
     for one in names:
-        found = _counted(one) if isinstance(one, str) else _described(one)
-        if isinstance(found, str):
-            return found
-        items.append(found.settings)
-        why += [found.why] if found.why else []
-    said = "; ".join(dict.fromkeys(why))
-    return Means(items[0], said) if len(items) == 1 else Means(why=said, mixture=tuple(items))
+        meaning = _counted_dataset(one) if isinstance(one, str) else _described_dataset(one)
+        if isinstance(meaning, str):
+            return meaning
+        items.append(meaning.settings)
+        why += [meaning.why] if meaning.why else []
+    note = "; ".join(dict.fromkeys(why))
+    return Means(items[0], note) if len(items) == 1 else Means(why=note, mixture=tuple(items))
 
 
 def _is_place(name: str) -> bool:
@@ -133,7 +133,7 @@ def _is_place(name: str) -> bool:
     return any(mark in name for mark in "/.#")
 
 
-def _registered(names: list[str], beside: Raw) -> Means | str:
+def _registered_datasets(names: list[str], beside: Raw) -> Means | str:
     """Names in LLaMA-Factory's dataset_info.json."""
     folder = beside.get("dataset_dir", "data")
     if not isinstance(folder, str) or folder == "ONLINE":
@@ -141,21 +141,21 @@ def _registered(names: list[str], beside: Raw) -> Means | str:
     return Means({"dataset_path": os.path.join(folder, "dataset_info.json"), "sources": names})
 
 
-def _counted(name: str) -> Means | str:
+def _counted_dataset(name: str) -> Means | str:
     """ms-swift's `path`, `path:subset` and `path#500`."""
     if os.path.lexists(name):
         return Means({"dataset_path": name})
-    found = _COUNTED.fullmatch(name)
-    if found is None or name.startswith("MS::"):
+    match = _COUNTED.fullmatch(name)
+    if match is None or name.startswith("MS::"):
         return f"{name!r:.100} is not a file, folder or hub dataset"
-    path, subset, count = found.groups()
+    path, subset, count = match.groups()
     item: dict[str, object] = {"dataset_path": path} | ({"subset": subset} if subset else {})
     if count is None:
         return Means(item)
     return Means({**item, "max_samples": int(count)}, "a number of samples is drawn once, at random with the seed")
 
 
-def _described(given: Any) -> Means | str:
+def _described_dataset(given: Any) -> Means | str:
     """An item of axolotl or lmms-engine."""
     if not isinstance(given, Mapping) or not (given.get("path") or given.get("json_path")):
         return "a dataset without a path"
@@ -164,11 +164,11 @@ def _described(given: Any) -> Means | str:
     for name, value in given.items():
         if value is None or value == "":
             continue
-        found = _ITEM[name](value, given) if name in _ITEM else _COLUMNS
-        if not isinstance(found, Means):
-            return f"{name}: {found}"
-        item |= found.settings
-        why += [found.why] if found.why else []
+        meaning = _ITEM[name](value, given) if name in _ITEM else _COLUMNS
+        if not isinstance(meaning, Means):
+            return f"{name}: {meaning}"
+        item |= meaning.settings
+        why += [meaning.why] if meaning.why else []
     return Means(item, "; ".join(why))
 
 
@@ -198,16 +198,18 @@ def _type(value: Any, given: Raw) -> Meaning:
 
 
 def _messages(value: Any, given: Raw) -> Meaning:
-    known = value in ("messages", "conversations", "conversation")
-    return Means({} if known else {"columns": {value: "messages"}})
+    usual = value in ("messages", "conversations", "conversation")
+    return Means({} if usual else {"columns": {value: "messages"}})
 
 
 def _names(known: Mapping[str, tuple[str, ...]]) -> Meant:
     """Names that are recognised anyway, one or a list for each of ours."""
 
     def meaning(value: Any, given: Raw) -> Meaning:
-        said = value.items() if isinstance(value, Mapping) else [("", value)]
-        fits = all(set(names if isinstance(names, list) else [names]) <= {*known.get(ours, ())} for ours, names in said)
+        pairs = value.items() if isinstance(value, Mapping) else [("", value)]
+        fits = all(
+            set(names if isinstance(names, list) else [names]) <= {*known.get(ours, ())} for ours, names in pairs
+        )
         return Means() if fits else f"{value!r:.100}: {_COLUMNS}"
 
     return meaning

@@ -1,4 +1,4 @@
-"""Keys as files have them -> settings by our own names; what is wrong is collected, and said together."""
+"""Keys as files have them -> settings by our own names; problems are collected and reported together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packtrain.config.sections import (
     key_hint,
     names_model,
 )
-from packtrain.config.systems import marks_of, systems_of
+from packtrain.config.systems import detect_systems, system_marks
 from packtrain.config.theirs import OF_SYSTEM, THEIRS
 from packtrain.core.errors import ConfigError
 
@@ -49,7 +49,7 @@ class _Understood:
 
 @dataclass(slots=True)
 class Reading:
-    """What has been read of one file and of those it extends."""
+    """The settings read so far from one file and from those it extends."""
 
     merged: dict[str, dict[str, object]] = field(default_factory=dict)
     sections: dict[str, str] = field(default_factory=dict)  # other names of sections
@@ -59,13 +59,13 @@ class Reading:
     takes_mixture: bool = False
     explicit: set[tuple[str, str]] = field(default_factory=set)  # settings that the files below say themselves
     marks: list[str] = field(default_factory=list)  # by which another system is known
-    places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings stand
+    places: dict[tuple[str, str], Callable[[], str]] = field(default_factory=dict)  # where settings are
     problems: list[str] = field(default_factory=list)
 
     def file(self, written: Written) -> dict[str, dict[str, object]]:
         """One file, over what it extends; what it says itself."""
         one = _File(written=written, reading=self)
-        self.marks += marks_of(written.content)
+        self.marks += system_marks(written.content)
         for key, value in written.content.items():
             section = SECTION_ALIASES.get(str(key), str(key))
             if key == "extends":
@@ -95,7 +95,7 @@ class Reading:
         return sections
 
     def read_as(self) -> list[str]:
-        """How names were understood; what they bring along is said only where it has not been overruled."""
+        """How names were understood; the settings they imply are listed only where they were not overruled."""
         notes = [f"section {name} is {section}" for name, section in self.sections.items()]
         notes += [one.note(self._values(one.home)) for one in self.understood]
         return list(dict.fromkeys(notes))
@@ -142,11 +142,11 @@ class _File:
     values: dict[str, dict[str, object]] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)  # settings, and by which key they are set
     implied: list[tuple[str, str, Any]] = field(default_factory=list)  # by keys of other systems
-    limits: dict[str, object] = field(default_factory=dict)  # of media, that stand outside processor_config
+    limits: dict[str, object] = field(default_factory=dict)  # of media, outside processor_config
 
     def theirs(self, section: str | None, key: str, name: str) -> Meant | None:
-        """What another system means by a key, where that is not what we mean."""
-        for system in systems_of(marks_of(self.written.content), sure=True):
+        """The meaning of a key in another system, where it differs from ours."""
+        for system in detect_systems(system_marks(self.written.content), sure=True):
             if key in OF_SYSTEM.get(system, {}):
                 return OF_SYSTEM[system][key]
         return THEIRS.get(name)
@@ -216,7 +216,7 @@ class _File:
         self.reading.problems.append(f"{self.written.place(at)}: {text.replace(at, brief_name(at))}")
 
     def _set(self, at: str, home: str, name: str, value: Any) -> bool:
-        """Whether it could be set: what is said again, or without a value, is no contradiction."""
+        """Whether it could be set: the same value again, or none, is no contradiction."""
         before = self.values.get(home, {}).get(name) if (home, name) in self.keys else None
         if before is None:
             self.keys[home, name] = brief_name(at)
@@ -265,11 +265,11 @@ class _File:
         return {name: value for name, value in given.items() if name not in (*PROCESSOR_NAMES, PROCESSOR_CLASS)}
 
     def _unknown(self, section: str | None, key: str, value: Any, at: str) -> None:
-        if value is None and systems_of(self.reading.marks):
+        if value is None and detect_systems(self.reading.marks):
             self.reading.unused[brief_name(at)] = "it has no value"
             return
-        known = SECTIONS[section].known() if section else KEYS
-        hint = key_hint(key, [*known, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
+        names = SECTIONS[section].known() if section else KEYS
+        hint = key_hint(key, [*names, *ALIASES, *MEDIA_LIMITS, *SECTIONS, *SECTION_ALIASES])
         self.problem(at, f"{at}: unknown key. {hint or 'packtrain init lists all keys'}")
 
 

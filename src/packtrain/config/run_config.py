@@ -14,7 +14,7 @@ from packtrain.config.keys import Raw, brief_name
 from packtrain.config.reading import Reading
 from packtrain.config.sections import SECTIONS, ModelSection, ReportSection
 from packtrain.config.training_section import TrainingSection
-from packtrain.core.secrets import kept_apart
+from packtrain.core.secrets import hide_secrets
 from packtrain.core.user_code import from_anywhere
 from packtrain.records.yaml_text import brief, read_value
 
@@ -25,7 +25,7 @@ _PATHS = (
 _URLS = {"dataset_path", "eval_path", "media_root"}  # of data, or paths
 
 
-# Settings of which one is enough: on the command line it stands for those of a file.
+# Settings of which one is enough: on the command line it replaces those of a file.
 _INSTEAD_OF: Mapping[str, tuple[str, ...]] = {
     "max_steps": ("num_train_epochs",),
     "num_train_epochs": ("max_steps",),
@@ -73,7 +73,7 @@ def run_config(reading: Reading, where: str, below: RunConfig | None = None, not
     """The config that was read, or everything that is wrong with it; `below` is one that this is read over."""
     sections, below = reading.checked(where), below or RunConfig()
     data = sections.get("data", {})
-    data |= {name: kept_apart(str(data[name])) for name in _URLS & data.keys()}  # which from here on have no secrets
+    data |= {name: hide_secrets(str(data[name])) for name in _URLS & data.keys()}  # which from here on have no secrets
     return RunConfig(
         **{name: cls.of(sections.get(name, {})) for name, cls in SECTIONS.items()},  # type: ignore[arg-type]
         notes=tuple(dict.fromkeys((*below.notes, *notes, *reading.notes()))),
@@ -137,7 +137,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def _overrides(given: Sequence[str], problems: list[str]) -> dict[str, object]:
-    """What the command line says, in the form that a file would have."""
+    """The overrides of the command line, in the form that a file would have."""
     content: dict[str, Any] = {}
     for one in given:
         name, equals, text = one.partition("=")

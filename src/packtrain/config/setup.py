@@ -1,4 +1,4 @@
-"""What a config says about the model and its training, as the values that estimating and training share.
+"""The model and training settings of a config, as the values that estimating and training share.
 
 `plan` estimates with what `train` does: both read a config through these functions, defaults included.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from packtrain.config.keys import Raw
 from packtrain.config.run_config import RunConfig
 from packtrain.config.sections import ModelSection
-from packtrain.config.systems import systems_of
+from packtrain.config.systems import detect_systems
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
@@ -57,11 +57,11 @@ _MEANS = {"vit_img_size": "the side of a tile", "mp_image_token_length": "the to
 def model_settings(config: RunConfig) -> ModelSettings:
     """Which model, and which parts are trained. A part with its own rate is trained, rate 0 freezes it."""
     model, training = config.model, config.training
-    found = model.given(*_MODEL)
+    settings = model.given(*_MODEL)
     for part, rate in (("train_vision", "vit_lr"), ("train_projector", "aligner_lr"), ("train_language", "")):
         given = getattr(training, rate) if rate else 0.0 if training.learning_rate == 0 else None
-        if given is not None and part not in found:
-            found[part] = given > 0
+        if given is not None and part not in settings:
+            settings[part] = given > 0
     dtype = model.dtype or "auto"
     if dtype == "auto" and training.fp16:
         dtype = "fp32"  # what loss scaling is for
@@ -71,30 +71,30 @@ def model_settings(config: RunConfig) -> ModelSettings:
         lora_target_modules=_targets(model.lora_target_modules),
         dtype=_DTYPES.get(dtype, dtype),  # type: ignore[arg-type]
         attn_implementation=training.attn_implementation or "auto",
-        **found,
+        **settings,
     )
 
 
 def step_settings(config: RunConfig) -> StepSettings:
     """How a step is computed, without the rates of frozen parts."""
     training, model = config.training, model_settings(config)
-    found = training.given(*_STEP)
+    settings = training.given(*_STEP)
     for rate, trained in (("vit_lr", model.trains_vision), ("aligner_lr", model.trains_projector)):
         if not trained:
-            found.pop(rate, None)
-    if "save_delay_steps" in found:
-        found["save_delay_steps"] = int(found["save_delay_steps"])
-    return StepSettings(**found)
+            settings.pop(rate, None)
+    if "save_delay_steps" in settings:
+        settings["save_delay_steps"] = int(settings["save_delay_steps"])
+    return StepSettings(**settings)
 
 
 def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) -> TrainingSetup:
     """How the run is trained, as far as memory and time depend on it; `given` overrides the config."""
-    known = [one.name for one in fields(TrainingSetup)]
+    names = [one.name for one in fields(TrainingSetup)]
     for name in given or {}:
-        if name not in known:
-            raise ConfigError(f"setup.{name}", got=name, expected=", ".join(known), fix=nearest(name, known))
-    wanted = {name: value for name, value in (given or {}).items() if value is not None}
-    own = {name: value for name, value in wanted.items() if name in _OF_MODEL}
+        if name not in names:
+            raise ConfigError(f"setup.{name}", got=name, expected=", ".join(names), fix=nearest(name, names))
+    overrides = {name: value for name, value in (given or {}).items() if value is not None}
+    own = {name: value for name, value in overrides.items() if name in _OF_MODEL}
     flags = {} if "method" not in own else {"use_dora": None, "quantization_bit": None}
     model = model_settings(replace(config, model=replace(config.model, **flags, **own)))
     training, step = config.training, step_settings(config)
@@ -105,7 +105,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
             "training.attn_implementation", got=model.attn_implementation, expected=", ".join(kernels), fix=fix
         )
     checkpointing = checkpoints(config)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "method": model.method,
         "lora_rank": model.lora_rank,
         "train_vision": model.trains_vision,
@@ -123,19 +123,19 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
         "attention": ATTENTION.get(model.attn_implementation, model.attn_implementation),
         "compiled": bool(step.compile),
     }
-    return TrainingSetup(**{**found, **wanted})
+    return TrainingSetup(**{**values, **overrides})
 
 
 def compiles(config: RunConfig, *, packing: bool) -> bool:
     """Whether layers are compiled on a GPU. Default: with packing, since padded rows have no static shapes."""
-    given = step_settings(config).compile
-    return packing if given is None else given
+    chosen = step_settings(config).compile
+    return packing if chosen is None else chosen
 
 
 def checkpoints(config: RunConfig) -> bool:
-    """Are the decoder's layers checkpointed? They are unless it is said otherwise: rows are long."""
-    given = config.training.gradient_checkpointing
-    return TrainingSetup().gradient_checkpointing if given is None else given
+    """Are the decoder's layers checkpointed? They are unless the config says otherwise: rows are long."""
+    chosen = config.training.gradient_checkpointing
+    return TrainingSetup().gradient_checkpointing if chosen is None else chosen
 
 
 def sharding(config: RunConfig) -> str:
@@ -180,7 +180,7 @@ def has_deepspeed() -> bool:
 
 
 def optimizer(name: str) -> str:
-    """What it keeps of every parameter."""
+    """The kind of state that the optimizer keeps for every parameter."""
     if name not in OPTIMIZERS:
         raise ConfigError("training.optim", got=name, expected=", ".join(OPTIMIZERS), fix=nearest(name, OPTIMIZERS))
     return OPTIMIZERS[name]
@@ -215,13 +215,13 @@ def _targets(given: Any) -> tuple[str, ...] | None:
 
 def check_tiles(config: RunConfig) -> tuple[str, ...]:
     """Refuse a tile that is not the model's own; say so where the model does not tell."""
-    given = config.model.given(*_MEANS)
-    if not given:
+    settings = config.model.given(*_MEANS)
+    if not settings:
         return ()
     name = str(config.model.model_name_or_path)
-    known = _tile(name)
+    tile = _tile(name)
     wrong = [
-        f"{key} {value}, the model has {known[key]}" for key, value in given.items() if known.get(key, value) != value
+        f"{key} {value}, the model has {tile[key]}" for key, value in settings.items() if tile.get(key, value) != value
     ]
     if wrong:
         raise ConfigError(
@@ -232,29 +232,29 @@ def check_tiles(config: RunConfig) -> tuple[str, ...]:
         )
     return tuple(
         f"{key} {value} is {_MEANS[key]}, which the model decides: "
-        + ("it agrees" if key in known else "it does not define it, so this has no effect")
-        for key, value in given.items()
+        + ("it agrees" if key in tile else "it does not define it, so this has no effect")
+        for key, value in settings.items()
     )
 
 
 def _tile(name: str) -> dict[str, object]:
-    """What a model's own files say about its tiles."""
+    """The tile settings in a model's own files."""
     settings = read_settings(str(resolve(name, cache_dir() / "models")))
     side = settings.image.get("max_image_size")
-    found = {
+    sizes = {
         "vit_img_size": side.get("longest_edge") if isinstance(side, Mapping) else settings.config.get("vit_img_size"),
         "mp_image_token_length": settings.processor.get("image_seq_len", settings.config.get("mp_image_token_length")),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in sizes.items() if value is not None}
 
 
 def own_limits(config: RunConfig, settings: ProcessorSettings) -> tuple[RunConfig, tuple[str, ...]]:
     """Configs of other systems have one set of limits for every model: without those that this one has not."""
-    gone = unknown_limits(config, settings) if systems_of(config.written_as) else {}
+    gone = unknown_limits(config, settings) if detect_systems(config.written_as) else {}
     if not gone:
         return config, ()
-    said = ", ".join(f"{name} {value}" for name, value in gone.items())
-    return without_limits(config, gone), (f"{settings.model_type} has no such media limit, ignored: {said}",)
+    ignored = ", ".join(f"{name} {value}" for name, value in gone.items())
+    return without_limits(config, gone), (f"{settings.model_type} has no such media limit, ignored: {ignored}",)
 
 
 def unknown_limits(config: RunConfig, settings: ProcessorSettings) -> dict[str, float]:

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from packtrain.config.run_config import RunConfig
-from packtrain.config.systems import BATCHES_OF_PACKS, systems_of
+from packtrain.config.systems import BATCHES_OF_PACKS, detect_systems
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.planning.sweep import KEPT, StepShape, step_shape
 
-ROWS = 2  # samples of a padded batch where nothing is said, as plans for padded runs assume
+ROWS = 2  # samples of a padded batch by default, as plans for padded runs assume
 _MULTIPLE = 8  # of which lengths of packs are that follow from the samples of a step
 _UNITS = ("samples", "packs")
 _NOT_SET = -1  # max_steps, as the trainer of transformers says it
@@ -126,7 +126,7 @@ class RunLength:
 
 
 def run_length(config: RunConfig) -> RunLength:
-    """From max_steps or num_train_epochs; one epoch where neither is said."""
+    """From max_steps or num_train_epochs; one epoch where neither is set."""
     steps, epochs = config.training.max_steps, config.training.num_train_epochs
     if steps is not None and not (steps > 0 or steps == _NOT_SET):
         expected = f"at least 1 step, or {_NOT_SET} to count epochs"
@@ -141,11 +141,11 @@ def run_length(config: RunConfig) -> RunLength:
 def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
     packs = config.packs or config.data.pad_packs
-    return _packed(config, world) if packs else _padded(config, world)
+    return _packed_step(config, world) if packs else _padded_step(config, world)
 
 
-def said_samples(config: RunConfig, world: int) -> int | None:
-    """Samples of a step as the config says them, in one way or the other, packed or not."""
+def configured_samples(config: RunConfig, world: int) -> int | None:
+    """Samples of a step as the config sets them, in one way or the other, packed or not."""
     training = config.training
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
     if training.effective_batch_size is None:
@@ -155,7 +155,7 @@ def said_samples(config: RunConfig, world: int) -> int | None:
 
 
 def in_packs(config: RunConfig) -> bool:
-    """Are the packs of a step said, not its samples?"""
+    """Does the config set the packs of a step instead of its samples?"""
     unit = config.training.effective_batch_unit or "samples"
     if unit not in _UNITS:
         raise ConfigError(
@@ -169,41 +169,41 @@ def counted_in_packs_by(config: RunConfig) -> str:
     training = config.training
     if not config.packs or training.effective_batch_size is not None or in_packs(config):
         return ""
-    return next((name for name in systems_of(config.written_as) if name in BATCHES_OF_PACKS), "")
+    return next((name for name in detect_systems(config.written_as) if name in BATCHES_OF_PACKS), "")
 
 
-def said_packs(config: RunConfig, world: int) -> int:
+def _configured_packs(config: RunConfig, world: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
-    packs, wanted = training.packs_per_step, training.effective_batch_size
+    packs, batch_size = training.packs_per_step, training.effective_batch_size
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    if packs is not None and wanted is not None:
-        got = f"packs_per_step {packs} and effective_batch_size {wanted}"
+    if packs is not None and batch_size is not None:
+        got = f"packs_per_step {packs} and effective_batch_size {batch_size}"
         raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
-    if wanted is not None:
-        _agree(wanted, rows, passes, world, "packs")
-    return packs or wanted or (rows or 1) * (passes or 1) * world
+    if batch_size is not None:
+        _agree(batch_size, rows, passes, world, "packs")
+    return packs or batch_size or (rows or 1) * (passes or 1) * world
 
 
-def _packed(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     if in_packs(config):
-        return StepSize(packs=said_packs(config, world), samples=None), 1, ()
-    samples, training = said_samples(config, world), config.training
+        return StepSize(packs=_configured_packs(config, world), samples=None), 1, ()
+    samples, training = configured_samples(config, world), config.training
     if samples is None:
         note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
         return StepSize(packs=world, samples=None), 1, (note,)
     if counted_in_packs_by(config):
         return StepSize(packs=None, samples=samples), 1, ()  # a warning says it
-    said = f"effective_batch_size {samples}"
+    settings = f"effective_batch_size {samples}"
     if training.effective_batch_size is None:
         rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1
         by = "" if world == 1 else f" x {world} processes"
-        said = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
-    note = f"{said} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
+        settings = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
+    note = f"{settings} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
     return StepSize(packs=None, samples=samples), 1, (note,)
 
 
-def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _padded_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
     if in_packs(config):
         raise ConfigError(
@@ -212,7 +212,7 @@ def _padded(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ..
             expected="effective_batch_size, which counts samples, packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
-    samples, passes = said_samples(config, world), training.gradient_accumulation_steps
+    samples, passes = configured_samples(config, world), training.gradient_accumulation_steps
     rows = training.per_device_train_batch_size or ROWS
     if samples is None:
         samples = rows * world

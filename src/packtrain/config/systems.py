@@ -1,4 +1,4 @@
-"""Which system a config is written for, and what it means there where nothing is said."""
+"""Which system a config is written for, and what its unset settings mean there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMMON = (
 )
 SYSTEMS: Mapping[str, str] = {mark: system for system, marks in _MARKS.items() for mark in marks}
 BATCHES_OF_PACKS = tuple(_MARKS)  # whose batch size counts packs, where they pack
-# Settings that are not said, and so mean this where the config comes from; a table has them by method.
+# What an unset setting means in the system that the config comes from; a table has it by method.
 THEIR_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     **{system: {"packing": False} for system in _MARKS if system != "nanoVLM"},
     "LLaMA-Factory": {
@@ -100,7 +100,7 @@ OTHERWISE: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def marks_of(content: Mapping[Any, Any]) -> list[str]:
+def system_marks(content: Mapping[Any, Any]) -> list[str]:
     """Names of sections and of keys without a section by which a system is known."""
     return [
         str(key)
@@ -109,7 +109,7 @@ def marks_of(content: Mapping[Any, Any]) -> list[str]:
     ]
 
 
-def systems_of(marks: Iterable[str], *, sure: bool = False) -> list[str]:
+def detect_systems(marks: Iterable[str], *, sure: bool = False) -> list[str]:
     """The systems that have these names; TRL's are those of many. `sure`: by names that only they have."""
-    found = list(dict.fromkeys(SYSTEMS[name] for name in marks if name in SYSTEMS and not (sure and name in _COMMON)))
-    return [name for name in found if name != "TRL"] if len(found) > 1 else found
+    systems = list(dict.fromkeys(SYSTEMS[name] for name in marks if name in SYSTEMS and not (sure and name in _COMMON)))
+    return [name for name in systems if name != "TRL"] if len(systems) > 1 else systems

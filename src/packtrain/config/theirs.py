@@ -1,6 +1,7 @@
 """Keys of other systems that are no other name of one of ours: what they mean here, or why they cannot be.
 
-Each is a row of a table. Plain other names stand with the key they mean, in `sections`.
+Each is a row of a table. Plain other names are listed with the key they mean, in `sections`; the rows of one dataset of
+a list are in `meanings`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from packtrain.config.meanings import (
     Means,
     Meant,
     among,
-    datasets_of,
     default,
     each,
     flag,
     nothing,
     only,
     only_off,
+    read_datasets,
     refused,
     rows,
     switch,
@@ -35,7 +36,7 @@ _ATTENTION = {
     **{"flash_attn": "flash_attention_2", "flash_attention_2": "flash_attention_2", "eager": "eager"},
     **{"flash_attention_3": "flash_attention_3", "flex": "flex"},
 }
-# Names of templates that stand for the template of a model family; any other is a text of its own.
+# Names of templates that mean the template of a model family; any other is a text of its own.
 _FAMILY_TEMPLATE = re.compile(
     "(qwen|llama[34]|mllama|gemma|paligemma|intern|mistral|ministral|pixtral|smol|idefics|phi|llava|glm4|tokenizer_default)"
 )
@@ -141,7 +142,7 @@ def _subsets(value: Any, beside: Raw) -> Meaning:
     return "several configurations are a mixture: a YAML file with `path` and `subset` of each, as data.dataset_path"
 
 
-def _evaluated_split(value: Any, beside: Raw) -> Meaning:
+def _eval_split(value: Any, beside: Raw) -> Meaning:
     """TRL's scripts evaluate the test split of the same dataset, if anything is evaluated."""
     if value in ("no", False) or beside.get("eval_dataset") or not beside.get("dataset_name"):
         return None
@@ -150,20 +151,20 @@ def _evaluated_split(value: Any, beside: Raw) -> Meaning:
 
 
 def _datasets(value: Any, beside: Raw) -> Meaning:
-    return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else datasets_of(value, beside)
+    return Means(why="train_jsonl is the data") if beside.get("train_jsonl") else read_datasets(value, beside)
 
 
-def _evaluated(value: Any, beside: Raw) -> Meaning:
+def _eval_datasets(value: Any, beside: Raw) -> Meaning:
     """Datasets of which only one can be evaluated."""
     if beside.get("val_jsonl"):
         return Means(why="val_jsonl is the data")
     if not value:
         return Means(why="there are none")
-    found = datasets_of(value, beside)
+    datasets = read_datasets(value, beside)
     names = {"dataset_path": "eval_path", "split": "eval_split", "max_samples": "max_eval_samples"}
-    if isinstance(found, str) or found.mixture or found.settings.keys() - names.keys():
+    if isinstance(datasets, str) or datasets.mixture or datasets.settings.keys() - names.keys():
         return "one file, folder or hub dataset can be evaluated: data.eval_path, data.eval_split"
-    return Means({names[name]: given for name, given in found.settings.items()}, found.why)
+    return Means({names[name]: given for name, given in datasets.settings.items()}, datasets.why)
 
 
 def _frame_num(value: Any, beside: Raw) -> Meaning:
@@ -250,7 +251,7 @@ _ACT: Mapping[str, Meant] = {
     **each("tokenizer_config base_model_config", _tokenizer),
     "mix_strategy": only("concat", "weights and repeats of a mixture set how much of each source is used"),
     # axolotl
-    "test_datasets": _evaluated,
+    "test_datasets": _eval_datasets,
     "lora_target_linear": switch({"lora_target_modules": "all-linear"}),
     "train_on_inputs": switch(_ALL),
     "flash_attention": switch({"attn_implementation": "flash_attention_2"}),
@@ -264,7 +265,7 @@ _ACT: Mapping[str, Meant] = {
     "train_on_eos": only("turn", "the EOS token of every trained answer carries loss"),
     "chat_template_jinja": refused("save it to a file, and set data.chat_template to that"),
     # ms-swift, and trainers on top of it
-    "val_dataset": _evaluated,
+    "val_dataset": _eval_datasets,
     "freeze_vit": _frozen("train_vision"),
     "freeze_aligner": _frozen("train_projector"),
     "freeze_llm": _frozen("train_language"),
@@ -422,13 +423,13 @@ _TRL_STRATEGIES: Mapping[str, Raw] = {
 
 
 def _trl_strategy(value: Any, beside: Raw) -> Meaning:
-    found = _TRL_STRATEGIES.get(value) if isinstance(value, str) else None
-    return None if found is None else Means(found)
+    settings = _TRL_STRATEGIES.get(value) if isinstance(value, str) else None
+    return None if settings is None else Means(settings)
 
 
 # Keys that mean something else in one system.
 OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
-    "LLaMA-Factory": {"eval_dataset": _evaluated},
+    "LLaMA-Factory": {"eval_dataset": _eval_datasets},
     "axolotl": {"chat_template": _template},
     "ms-swift": {
         "max_length": _swift_length,
@@ -439,5 +440,5 @@ OF_SYSTEM: Mapping[str, Mapping[str, Meant]] = {
         "dataset_format": _lmms_format,
         "dataset_type": _lmms_type,
     },
-    "TRL": {"eval_strategy": _evaluated_split, "packing_strategy": _trl_strategy},
+    "TRL": {"eval_strategy": _eval_split, "packing_strategy": _trl_strategy},
 }

@@ -33,7 +33,7 @@ class DiskFull(OSError):
 
 
 def free_bytes(folder: Path) -> int:
-    """On the disk of a folder that may not be there yet."""
+    """Free space on the disk of a folder, which may not exist yet."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return shutil.disk_usage(there).free
 
@@ -90,25 +90,29 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 
 def leftovers(folder: Path, name: str, ending: str = "tmp") -> list[Path]:
     """Temporary files or folders for this name: being written, or left by killed processes."""
-    found = folder.glob(f".{glob.escape(name)}.*.{ending}")
-    return [path for path in found if path.name.split(".")[-2].isdecimal()]
+    paths = folder.glob(f".{glob.escape(name)}.*.{ending}")
+    return [path for path in paths if path.name.split(".")[-2].isdecimal()]
 
 
 def open_own(path: Path, flags: int) -> int:
     """The descriptor of a file that only we make; it is never emptied, and a link in its place is never followed."""
     try:
-        opened = os.open(
+        descriptor = os.open(
             path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
         )  # a pipe must not hold us up
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise _linked(path) from None
-    mode = os.fstat(opened).st_mode
+        raise _link_error(path) from None
+    mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
-        return opened
-    os.close(opened)
-    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path)) if stat.S_ISDIR(mode) else _linked(path)
+        return descriptor
+    os.close(descriptor)
+    raise (
+        IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if stat.S_ISDIR(mode)
+        else _link_error(path)
+    )
 
 
 def refuse_links(folder: Path) -> None:
@@ -120,10 +124,10 @@ def refuse_links(folder: Path) -> None:
             if entry.is_dir(follow_symlinks=False):
                 refuse_links(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False):
-                raise _linked(Path(entry.path))
+                raise _link_error(Path(entry.path))
 
 
-def _linked(path: Path) -> ArtifactError:
+def _link_error(path: Path) -> ArtifactError:
     got = f"a link to {os.readlink(path)!a}" if path.is_symlink() else "a pipe, a socket or a device"
     return ArtifactError(
         str(path),
@@ -174,7 +178,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         os.close(alive)
 
 
-def made_once(folder: Path, write: Callable[[Path], object]) -> Path:
+def make_folder_once(folder: Path, write: Callable[[Path], object]) -> Path:
     """A folder that is written where it is not there yet; another process may be faster."""
     if not folder.is_dir():
         try:
@@ -193,12 +197,12 @@ def _remove_abandoned(folder: Path, *, only_writer: bool) -> None:
     """
     for path in leftovers(folder.parent, folder.name):
         with suppress(OSError):  # locked, or gone by now
-            left = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if (lock(left, wait=False) or only_writer) and any(path.iterdir()):
+                if (lock(descriptor, wait=False) or only_writer) and any(path.iterdir()):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
-                os.close(left)
+                os.close(descriptor)
 
 
 def _exchange(work: Path, folder: Path) -> None:
@@ -254,12 +258,12 @@ def read_json(
         raise PathError(str(path), got="no such file", expected=f"a {kind} file", fix="run that stage first") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(str(path), got=str(error), expected=f"a {kind} file", fix=fix) from None
-    found = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
-    if found != (kind, version):
-        older = found[0] == kind and isinstance(found[1], int) and found[1] < version
+    header = (body.get("kind"), body.get("version")) if isinstance(body, dict) else (type(body).__name__, None)
+    if header != (kind, version):
+        older = header[0] == kind and isinstance(header[1], int) and header[1] < version
         raise ArtifactError(
             str(path),
-            got=f"kind {found[0]!r}, format version {found[1]!r}"
+            got=f"kind {header[0]!r}, format version {header[1]!r}"
             + (", made by an older version of packtrain" if older else ""),
             expected=f"kind {kind!r}, format version {version}",
             fix=fix,
@@ -280,7 +284,7 @@ def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
     False where the disk has no locks, or where the lock file can be neither made nor opened: then there is no waiting.
     What is complete there can still be used, and writing fails with its own error.
     """
-    file = _opened(path)
+    file = _open_lock_file(path)
     held = False
     try:
         held = file is not None and lock(file, wait=wait)
@@ -331,7 +335,7 @@ def lock(descriptor: int, *, wait: bool = True) -> bool:
     return True
 
 
-def _opened(path: Path) -> int | None:
+def _open_lock_file(path: Path) -> int | None:
     """The file of a lock, made where it is not there; without leave to write, one that a writer has made."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

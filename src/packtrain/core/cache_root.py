@@ -11,14 +11,14 @@ from packtrain.core.errors import ConfigError
 
 def cache_dir() -> Path:
     """$PACKTRAIN_CACHE, or the user's cache folder."""
-    given = os.environ.get("PACKTRAIN_CACHE")
-    if given:
-        return Path(given).expanduser()
+    folder = os.environ.get("PACKTRAIN_CACHE")
+    if folder:
+        return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "packtrain"
 
 
-def made_cache(root: Path) -> Path:
+def make_cache(root: Path) -> Path:
     """The root of a run's cache, or why there can be none; one that is only read may be complete."""
     try:
         root.mkdir(parents=True, exist_ok=True)

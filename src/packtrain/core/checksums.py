@@ -45,7 +45,7 @@ class FileSum:
 
     @classmethod
     def of(cls, path: Path, report: Report = _nobody) -> FileSum:
-        """For a file as it is now; a link is refused."""
+        """Measure a file as it is now; a link is refused."""
         descriptor = open_own(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size
@@ -54,27 +54,27 @@ class FileSum:
             os.close(descriptor)
 
     @classmethod
-    def from_plain(cls, found: object) -> FileSum:
-        """As JSON has it; ValueError where it is something else."""
-        if not isinstance(found, dict) or set(found) != {"bytes", "checksum"}:
+    def from_plain(cls, plain: object) -> FileSum:
+        """Read the JSON form; ValueError for anything else."""
+        if not isinstance(plain, dict) or set(plain) != {"bytes", "checksum"}:
             raise ValueError("a file without its size and checksum")
-        if type(found["bytes"]) is not int or type(found["checksum"]) is not str:
+        if type(plain["bytes"]) is not int or type(plain["checksum"]) is not str:
             raise ValueError("a file whose size or checksum is invalid")
-        return cls(**found)
+        return cls(**plain)
 
     def plain(self) -> dict[str, int | str]:
-        """For JSON."""
+        """The JSON form."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
     def fault(self, path: Path) -> str | None:
         """How the file differs now, or None."""
         try:
-            found = path.stat().st_size
-            if found == self.bytes:
+            size = path.stat().st_size
+            if size == self.bytes:
                 return None if FileSum.of(path) == self else "its content has changed since it was written"
         except FileNotFoundError:
             return "it is missing"
-        return f"it has {found:,} of {self.bytes:,} bytes"
+        return f"it has {size:,} of {self.bytes:,} bytes"
 
 
 def checks_here() -> bool:
@@ -82,25 +82,25 @@ def checks_here() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
+def file_sums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
     """Size and checksum of some files of a folder, for JSON."""
     return {name: FileSum.of(folder / name).plain() for name in sorted(names)}
 
 
-def require_sums(folder: Path, found: Mapping[str, object], *, fix: str) -> None:
-    """Refuse a folder of which a file is not as it was written; `found` has what its JSON says, by name."""
-    for name, plain in found.items():
+def require_sums(folder: Path, sums: Mapping[str, object], *, fix: str) -> None:
+    """Refuse a folder of which a file is not as it was written; `sums` are those that its JSON lists, by name."""
+    for name, plain in sums.items():
         try:
-            wanted = FileSum.from_plain(plain)
+            written = FileSum.from_plain(plain)
             state = _state(folder / name)
-            fault = wanted.fault(folder / name) if state is None or (state, wanted) not in _sound else None
+            fault = written.fault(folder / name) if state is None or (state, written) not in _sound else None
         except ValueError as error:
             fault, state = str(error), None
         if fault is not None:
             expected = "the unchanged file: it was damaged on disk or while copying"
             raise ArtifactError(str(folder / name), got=fault, expected=expected, fix=fix)
         if state is not None:
-            _sound.add((state, wanted))
+            _sound.add((state, written))
 
 
 # Files that this process has read to their end: a run opens its plan and its rows several times while it is prepared.
@@ -111,28 +111,28 @@ _JUST_NOW = 2_000_000_000  # nanoseconds: so recent a change may be followed by 
 def _state(path: Path) -> tuple[int, ...] | None:
     """Numbers that change with a file; None where it has changed just now, or is missing."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    if time.time_ns() - found.st_mtime_ns < _JUST_NOW:
+    if time.time_ns() - status.st_mtime_ns < _JUST_NOW:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _checksum(descriptor: int, size: int, report: Report) -> str:
     def block(start: int) -> bytes:
-        end, found, piece = min(start + BLOCK, size), 0, memoryview(bytearray(min(_PIECE, size - start)))
+        end, crc, piece = min(start + BLOCK, size), 0, memoryview(bytearray(min(_PIECE, size - start)))
         at = start
         while at < end:
             got = os.preadv(descriptor, [piece[: end - at]], at)
             if not got:
                 raise OSError(f"the file ends after {at:,} of {size:,} bytes")
-            found, at = zlib.crc32(piece[:got], found), at + got
-        return found.to_bytes(4, "big")
+            crc, at = zlib.crc32(piece[:got], crc), at + got
+        return crc.to_bytes(4, "big")
 
     starts, together = range(0, size, BLOCK), 0
     with ThreadPoolExecutor(max(1, min(THREADS, len(os.sched_getaffinity(0))))) as pool:
-        for start, found in zip(starts, (pool.map if len(starts) > 1 else map)(block, starts), strict=True):
-            together = zlib.crc32(found, together)
+        for start, crc in zip(starts, (pool.map if len(starts) > 1 else map)(block, starts), strict=True):
+            together = zlib.crc32(crc, together)
             report(min(BLOCK, size - start))
     return f"{together:08x}"

@@ -79,7 +79,7 @@ class RecordError(Exception):
         return RecordError, (self.stage, self.reason, self.detail)
 
 
-def of_system(error: OSError) -> PacktrainError:
+def system_error(error: OSError) -> PacktrainError:
     """An error of the operating system about a file or folder, with a way out."""
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the system"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -96,7 +96,7 @@ def of_system(error: OSError) -> PacktrainError:
     )
 
 
-def of_missing(error: ImportError) -> PacktrainError:
+def missing_package_error(error: ImportError) -> PacktrainError:
     """A package that is not there, or cannot be loaded."""
     name = (error.name or "").partition(".")[0]
     fix = f"pip install {name}" if name else "install that package"
@@ -114,7 +114,7 @@ def in_one_line(error: BaseException) -> str:
     return public(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}")
 
 
-def by_signal(codes: Iterable[int]) -> str:
-    """How processes ended, by their exit codes."""
-    known = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
-    return ", ".join(sorted({known.get(code, f"exit code {code}") for code in codes}))
+def describe_exits(codes: Iterable[int]) -> str:
+    """Describe the exit codes of processes, naming signals."""
+    names = {-number: signal.Signals(number).name for number in signal.valid_signals() if number < signal.SIGRTMIN}
+    return ", ".join(sorted({names.get(code, f"exit code {code}") for code in codes}))

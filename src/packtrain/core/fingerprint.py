@@ -27,18 +27,18 @@ def differences(old: Any, new: Any, at: str = "") -> list[str]:
     ['a.b: 1 -> 2']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found = []
+        changes = []
         for key in sorted({*old, *new}, key=str):
             missing = object()
             before, after = old.get(key, missing), new.get(key, missing)
             where = f"{at}.{key}" if at else str(key)
             if before is missing:
-                found.append(f"{where}: new")
+                changes.append(f"{where}: new")
             elif after is missing:
-                found.append(f"{where}: gone")
+                changes.append(f"{where}: gone")
             else:
-                found.extend(differences(before, after, where))
-        return found
+                changes.extend(differences(before, after, where))
+        return changes
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         return [
             change for i, pair in enumerate(zip(old, new, strict=True)) for change in differences(*pair, f"{at}[{i}]")

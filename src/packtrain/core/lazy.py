@@ -21,7 +21,7 @@ from typing import Any
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, for the names that it imports for type checkers."""
-    places = _imported(_source(package))
+    places = _modules_by_name(_source(package))
 
     def get(name: str) -> Any:
         if name not in places:
@@ -40,12 +40,12 @@ def _source(package: str) -> str:
     return str(text)
 
 
-def _imported(source: str) -> dict[str, str]:
+def _modules_by_name(source: str) -> dict[str, str]:
     """Name -> module, from the imports under `if TYPE_CHECKING`."""
-    found = {}
+    modules = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for line in node.body:
                 assert isinstance(line, ast.ImportFrom), "only names are imported there"
-                found.update({alias.name: str(line.module) for alias in line.names})
-    return found
+                modules.update({alias.name: str(line.module) for alias in line.names})
+    return modules

@@ -19,18 +19,18 @@ def public(text: str) -> str:
     >>> public("http://me:word@host:80/a.tar?part=3&X-Amz-Signature=abc#x, s3://key:secret@bucket/a-?.tar")
     'http://host:80/a.tar?part=3 s3://bucket/a-?.tar'
     """
-    return _URL.sub(_reduced, text) if "://" in text else text
+    return _URL.sub(_without_secrets, text) if "://" in text else text
 
 
-def _reduced(found: re.Match[str]) -> str:
-    scheme, rest = found[1], found[2]
+def _without_secrets(match: re.Match[str]) -> str:
+    scheme, rest = match[1], match[2]
     end = min((at for mark in "/?#" if (at := rest.find(mark)) >= 0), default=len(rest))
     host, place = rest[:end].rpartition("@")[2], rest[end:]
     if scheme.lower() not in WEB and "=" not in place.partition("?")[2]:  # it is a wildcard
         return f"{scheme}://{host}{place}"
     path, _, query = place.partition("#")[0].partition("?")
-    kept = [one for one in query.split("&") if one and _may_be_shown(*one.partition("=")[::2])]
-    return f"{scheme}://{host}{path}{'?' if kept else ''}{'&'.join(kept)}"
+    shown = [one for one in query.split("&") if one and _may_be_shown(*one.partition("=")[::2])]
+    return f"{scheme}://{host}{path}{'?' if shown else ''}{'&'.join(shown)}"
 
 
 def _may_be_shown(name: str, value: str) -> bool:
@@ -48,12 +48,12 @@ def visible(text: str) -> str:
     a\x1b[31m
     b\u202e
     """
-    return _CONTROLS.sub(lambda found: _escape(ord(found[0])), text)
+    return _CONTROLS.sub(lambda match: _escape(ord(match[0])), text)
 
 
 def visible_json(text: str) -> str:
     """JSON text with such characters as its own escapes."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _escape(code: int) -> str:

@@ -13,13 +13,13 @@ class Unreachable(OSError):
     """A source that did not answer in all its attempts, or never will: not to be retried."""
 
 
-def of_the_moment(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Is this a fault of a disk or a network that may be gone when it is tried again?"""
     return isinstance(error, OSError) and not isinstance(error, Unreachable)
 
 
-def retried(
-    ask: Callable[[], Answer], pauses: Sequence[float], *, passes: Callable[[Exception], bool] = of_the_moment
+def retry(
+    ask: Callable[[], Answer], pauses: Sequence[float], *, passes: Callable[[Exception], bool] = is_transient
 ) -> Answer:
     """The result of `ask`, tried again after each pause while its error may pass; at last its error."""
     for pause in (*pauses, None):

@@ -24,22 +24,22 @@ _KEYS = ("token", "api_key", "password", "secret", "hub_token", "push_to_hub_tok
 _ENDINGS = ("_api_key", "_secret_key", "_access_key", "_password", "_auth_token", "_access_token", "_api_token")
 
 
-def kept_apart(url: str) -> str:
+def hide_secrets(url: str) -> str:
     """A URL without its secrets, which are remembered for those who open it; any other text as it is."""
     _refuse_blanks(url)
     shown = public(url)
     if shown == url:
         return url
-    known = _known()
-    before = known.get(shown, url)
-    if _resource(before) != _resource(url):
+    secrets = _load_secrets()
+    previous = secrets.get(shown, url)
+    if _resource(previous) != _resource(url):
         raise ConfigError(
             shown,
             got="two URLs that differ only in parts that are not stored (user, password, long or secret parameters)",
             expected="URLs that differ in what is stored",
             fix="copy one of them elsewhere",
         )
-    os.environ[_VARIABLE] = json.dumps({**known, shown: url})
+    os.environ[_VARIABLE] = json.dumps({**secrets, shown: url})
     return shown
 
 
@@ -57,22 +57,22 @@ def _refuse_blanks(url: str) -> None:
 
 def has_secrets(url: str) -> bool:
     """Was something of this URL kept apart?"""
-    return _whole(url) is not None
+    return _full_url(url) is not None
 
 
 def with_secrets(url: str) -> str:
     """A URL with what was kept apart of it, or of the folder or pattern that it is a file of."""
-    return _whole(url) or url
+    return _full_url(url) or url
 
 
-def handed_over() -> str:
-    """All that was kept apart, for a process on another machine; `taken_over` there."""
+def export_secrets() -> str:
+    """All secrets, for a process on another machine; `import_secrets` there."""
     return os.environ.get(_VARIABLE, "{}")
 
 
-def taken_over(known: str) -> None:
-    """Use the secrets that another process handed over."""
-    os.environ[_VARIABLE] = known
+def import_secrets(secrets: str) -> None:
+    """Use the secrets that another process exported."""
+    os.environ[_VARIABLE] = secrets
 
 
 def is_secret(name: str) -> bool:
@@ -99,31 +99,31 @@ def override_without_secrets(text: str) -> str:
     return f"{name}{equals}***" if is_secret(name.rpartition(".")[2].strip()) else public(text)
 
 
-def secrets_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings that are secrets."""
+def secret_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are secrets."""
     return {name: value for name, value in settings.items() if is_secret(str(name))}
 
 
-def _known() -> dict[str, str]:
+def _load_secrets() -> dict[str, str]:
     return dict(json.loads(os.environ.get(_VARIABLE, "{}")))
 
 
-def _whole(url: str) -> str | None:
-    known = _known()
-    if url in known or not known:
-        return known.get(url)
-    stems = {shown: _stem(shown) for shown in known}
+def _full_url(url: str) -> str | None:
+    secrets = _load_secrets()
+    if url in secrets or not secrets:
+        return secrets.get(url)
+    stems = {shown: _stem(shown) for shown in secrets}
     above = [shown for shown, stem in stems.items() if url.startswith(stem)]
     if not above:
         return None
-    before, last = _chain(url)
+    prefix, last = _chain(url)
     scheme, _, place = last.partition("://")
-    secret = urlsplit(_chain(known[max(above, key=lambda shown: len(stems[shown]))])[1])
-    opened = f"{before}{scheme}://{secret.netloc}/{place.partition('/')[2]}"
-    given = [part for part in secret.query.split("&") if part and part not in urlsplit(url).query.split("&")]
-    if scheme not in WEB or not given:
-        return opened
-    return f"{opened}{'&' if '?' in opened else '?'}{'&'.join(given)}"
+    secret = urlsplit(_chain(secrets[max(above, key=lambda shown: len(stems[shown]))])[1])
+    full = f"{prefix}{scheme}://{secret.netloc}/{place.partition('/')[2]}"
+    params = [part for part in secret.query.split("&") if part and part not in urlsplit(url).query.split("&")]
+    if scheme not in WEB or not params:
+        return full
+    return f"{full}{'&' if '?' in full else '?'}{'&'.join(params)}"
 
 
 def _chain(url: str) -> tuple[str, str]:
@@ -133,7 +133,7 @@ def _chain(url: str) -> tuple[str, str]:
 
 
 def _stem(url: str) -> str:
-    """How the files of a folder, or of a pattern, begin."""
+    """The prefix that all files of a folder or a pattern share."""
     place = url.partition("?")[0] if url.startswith(tuple(f"{scheme}://" for scheme in WEB)) else url
     fixed = _PATTERN.split(place, maxsplit=1)[0]
     return fixed if fixed != place else place.rstrip("/") + "/"

@@ -66,15 +66,15 @@ def without_folder(name: str) -> str:
 
 
 def load_function(name: str, *, where: str, example: str) -> tuple[Callable[..., Any], str]:
-    """The function behind "module:function" and the source text of its module, which holds what it may call."""
+    """The function at "module:function" and the source text of its module, which holds what it may call."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise ConfigError(where, got=name, expected="module:function", fix=f"for example {example}")
     module = import_named(module_name, where=where)
     function = getattr(module, function_name, None)
     if not callable(function):
-        found = "no such name" if function is None else f"a {type(function).__name__}"
-        raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {found}", expected="a function", fix="")
+        problem = "no such name" if function is None else f"a {type(function).__name__}"
+        raise ConfigError(where, got=f"{function_name!r} in {module_name!r}: {problem}", expected="a function", fix="")
     try:
         return function, inspect.getsource(module)
     except (OSError, TypeError) as error:

@@ -54,16 +54,16 @@ class PartLimits:
         if kind == "video":
             own = {f"video_{name}" if name.endswith("_pixels") else name: value for name, value in own.items()}
         sampled = "num_frames" in own or "fps" in own
-        kept = {name: v for name, v in run.given().items() if not (sampled and name in ("num_frames", "fps"))}
-        return MediaLimits(**{**kept, **own})  # type: ignore[arg-type]
+        inherited = {name: v for name, v in run.given().items() if not (sampled and name in ("num_frames", "fps"))}
+        return MediaLimits(**{**inherited, **own})  # type: ignore[arg-type]
 
     def text(self) -> str:
-        """As a table has it."""
+        """The JSON text that tables store."""
         return json.dumps(self.given(), sort_keys=True)
 
     @classmethod
     def of(cls, text: str) -> PartLimits | None:
-        """From what `text` gave; None where there are none."""
+        """Parse what `text` returned; None for an empty text."""
         return cls(**json.loads(text)) if text else None
 
 

@@ -24,7 +24,7 @@ from packtrain.core.modality import VISION_TOKENS
 from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.pack_source import media_read, undelivered
+from packtrain.delivery.encode.pack_source import delivery_failure, read_media
 from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
 from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.cutting import UNFIT
@@ -38,7 +38,7 @@ _STATE = 2  # version of the saved state
 
 
 class EntryPlace(NamedTuple):
-    """Where an entry stands in its stream; places are in reading order."""
+    """The position of an entry in its stream; places sort in reading order."""
 
     unit: int = 0
     entry: int = 0
@@ -49,14 +49,14 @@ class EntryPlace(NamedTuple):
 
     @classmethod
     def of_key(cls, key: str) -> EntryPlace:
-        """The place that a key stands for."""
+        """Parse a key."""
         unit, entry = key.split(":")
         return cls(int(unit), int(entry))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """An entry, and where it stands."""
+    """An entry and its place."""
 
     place: EntryPlace
     source: int  # position in the request's list of sources
@@ -91,7 +91,7 @@ class _PlannedPack:
 class OnlineSource:
     """The packs of a stream as a map-style dataset: `source[PackKey(0, number)]` is a PackedRow with a state.
 
-    Packs are numbered through all passes over the stream. A number that lies before the place where this object stands
+    Packs are numbered through all passes over the stream. A number that lies before the position of this object
     is made again from where it began: from the first entry, or from the state that was loaded. What cannot be used is
     in `failures` of the next pack. Every row carries the state after its pack, from which later packs are reached
     without reading the stream from its beginning; states do not change what the packs are.
@@ -109,7 +109,7 @@ class OnlineSource:
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
         report_after: int = 1000,  # entries left out one after the other, before a pack without samples tells of them
     ) -> None:
-        request = _dated(request)
+        request = _with_date(request)
         self._request, self._config = request, config
         self._stream = stream if stream is not None else SourceStream(request.specs)
         self._given_rule = rule
@@ -137,7 +137,7 @@ class OnlineSource:
         self._forget_reading()
 
     def _forget_reading(self) -> None:
-        """What was read but not yet taken in is read again: it is after the position."""
+        """Drop entries that were read ahead; they come after the position and are read again."""
         self._arrivals: Iterator[Arrival] | None = None
         self._priced: deque[tuple[Arrival, Measured | LedgerEntry]] = deque()
 
@@ -147,7 +147,7 @@ class OnlineSource:
         if key.pack == EMPTY_PACK:
             return PackedRow(key=key)
         self._go_to(key.pack)
-        samples, failures = self._encoded(self._next())
+        samples, failures = self._encode_pack(self._next())
         self._hand_out()
         return PackedRow(key=key, samples=samples, failures=failures, stream=self.state_dict())
 
@@ -168,7 +168,7 @@ class OnlineSource:
         self._forget_reading()
 
     def _go_to(self, number: int) -> None:
-        """Stand before a pack."""
+        """Move to just before a pack."""
         if self._process != os.getpid():  # a forked worker must not share an open file with its parent
             self._process = os.getpid()
             self._forget_reading()
@@ -196,16 +196,16 @@ class OnlineSource:
         if self._place == EntryPlace():
             raise DataError(f"{self!r}", got="no entries", expected="a stream with records")
         self._at_end = True
-        self._ready.extend(self._planned(keys) for keys in self._packer.flush())
+        self._ready.extend(self._make_pack(keys) for keys in self._packer.flush())
         if self._left_out:
-            self._ready.append(self._planned([]))
+            self._ready.append(self._make_pack([]))
 
     def _hand_out(self) -> None:
         for key, _ in self._ready.popleft().samples:
             del self._held[key], self._tokens[key]
         self._packs += 1
 
-    def _encoded(self, pack: _PlannedPack) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
+    def _encode_pack(self, pack: _PlannedPack) -> tuple[tuple[EncodedSample, ...], tuple[LedgerEntry, ...]]:
         capacity, tokens = self._capacities["tokens"], 0
         samples: list[EncodedSample] = []
         failures = list(pack.left_out)
@@ -216,11 +216,11 @@ class OnlineSource:
                 record = self._measurer.record(arrival.entry, arrival.source)
                 name = record.id
                 store = self._measurer.store(arrival.source)
-                sample = media_read(partial(self._encoder.encode, record, store), name, origin)
+                sample = read_media(partial(self._encoder.encode, record, store), name, origin)
                 if tokens + len(sample) > capacity:
                     raise RecordError("pack", "longer than estimated", f"{len(sample)} tokens instead of {estimated}")
             except RecordError as error:
-                failures.append(undelivered(name, origin, error))
+                failures.append(delivery_failure(name, origin, error))
                 continue
             samples.append(sample)
             tokens += len(sample)
@@ -229,42 +229,42 @@ class OnlineSource:
     # ---- reading and packing
 
     def _read_one(self) -> bool:
-        """One more entry, into the buffer or out of the way; False at the end of the stream."""
+        """Take one entry into the buffer or leave it out; False at the end of the stream."""
         if not self._priced:
             self._price_ahead()
         if not self._priced:
             return False
-        arrival, found = self._priced.popleft()
+        arrival, result = self._priced.popleft()
         self._place = EntryPlace(arrival.place.unit, arrival.place.entry + 1)
-        if isinstance(found, Measured):
-            found = self._push(arrival, found) or found
-        if isinstance(found, LedgerEntry):
-            self._left_out.append(found)
+        if isinstance(result, Measured):
+            result = self._push(arrival, result) or result
+        if isinstance(result, LedgerEntry):
+            self._left_out.append(result)
             if len(self._left_out) >= self._report_after:
-                self._ready.append(self._planned([]))
+                self._ready.append(self._make_pack([]))
         return True
 
-    def _push(self, arrival: Arrival, found: Measured) -> LedgerEntry | None:
+    def _push(self, arrival: Arrival, sample: Measured) -> LedgerEntry | None:
         """Let a sample wait for its pack; says why where no pack can hold it."""
-        uses, key = _uses(found.cost), arrival.place.key
+        uses, key = _uses(sample.cost), arrival.place.key
         over = [name for name, limit in self._capacities.items() if uses[name] > limit]
         if over:
             settings = ", ".join(f"{uses[name]} {name}, {SETTING_OF[name]} {self._capacities[name]}" for name in over)
             if self._config.overlong == "error":
-                raise DataError(f"sample {found.record_id} ({found.origin})", got=settings, expected="less")
+                raise DataError(f"sample {sample.record_id} ({sample.origin})", got=settings, expected="less")
             return LedgerEntry(
-                id=found.record_id,
-                origin=found.origin,
+                id=sample.record_id,
+                origin=sample.origin,
                 stage=PACKING,
                 reason=UNFIT,
                 detail=settings,
                 filtered=True,
             )
-        self._held[key], self._tokens[key] = arrival, found.cost.tokens
-        self._ready.extend(self._planned(keys) for keys in self._packer.push(key, uses))
+        self._held[key], self._tokens[key] = arrival, sample.cost.tokens
+        self._ready.extend(self._make_pack(keys) for keys in self._packer.push(key, uses))
         return None
 
-    def _planned(self, keys: Sequence[str]) -> _PlannedPack:
+    def _make_pack(self, keys: Sequence[str]) -> _PlannedPack:
         left_out, self._left_out = tuple(self._left_out), []
         return _PlannedPack(samples=tuple((key, self._tokens[key]) for key in keys), left_out=left_out)
 
@@ -276,8 +276,8 @@ class OnlineSource:
             block = list(islice(self._arrivals, self._read_ahead))
             for source, together in groupby(block, lambda arrival: arrival.source):
                 part = list(together)
-                found = self._measurer.measure([arrival.entry for arrival in part], source)
-                self._priced.extend(zip(part, found, strict=True))
+                results = self._measurer.measure([arrival.entry for arrival in part], source)
+                self._priced.extend(zip(part, results, strict=True))
         except BaseException:
             self._forget_reading()  # a generator that has raised would look like the end of the stream
             raise
@@ -306,7 +306,7 @@ class OnlineSource:
         return Measurer(self._request, self._given_rule if self._given_rule is not None else FamilyRule(self._request))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what each process makes for itself."""
+        """Without the members that each process creates for itself."""
         own = ("_measurer", "_arrivals", "_priced")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
@@ -317,7 +317,7 @@ class OnlineSource:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Behind the last pack that was handed out, as JSON; good for any number of ranks and workers."""
+        """The position after the last pack handed out, as JSON; valid for any number of ranks and workers."""
         return {
             "version": _STATE,
             "inputs": self._inputs,
@@ -328,17 +328,17 @@ class OnlineSource:
             "packs": self._packs,
             "packer": self._packer.state_dict(),
             "tokens": dict(self._tokens),
-            "ready": [[[key for key, _ in pack.samples], _plain(pack.left_out)] for pack in self._ready],
-            "left_out": _plain(self._left_out),
+            "ready": [[[key for key, _ in pack.samples], _entries_to_json(pack.left_out)] for pack in self._ready],
+            "left_out": _entries_to_json(self._left_out),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; one of other data or limits is refused."""
-        found = (state.get("version"), state.get("inputs"))
-        if found != (_STATE, self._inputs):
+        header = (state.get("version"), state.get("inputs"))
+        if header != (_STATE, self._inputs):
             raise ArtifactError(
                 "state of the stream",
-                got=f"version {found[0]}, inputs {found[1]}",
+                got=f"version {header[0]}, inputs {header[1]}",
                 expected=f"version {_STATE}, inputs {self._inputs}",
                 fix="it belongs to other data, another model or other limits: use those, or start over"
                 if state.get("template_date") == self._request.template_date
@@ -355,9 +355,9 @@ class OnlineSource:
             self._packs, self._at_end = int(state["packs"]), bool(state["over"])
             self._tokens = {EntryPlace.of_key(key).key: int(tokens) for key, tokens in state["tokens"].items()}
             for keys, left_out in state["ready"]:
-                self._left_out = _entries(left_out)
-                self._ready.append(self._planned(keys))
-            self._left_out = _entries(state["left_out"])
+                self._left_out = _entries_from_json(left_out)
+                self._ready.append(self._make_pack(keys))
+            self._left_out = _entries_from_json(state["left_out"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._reset()
             raise ArtifactError(
@@ -366,7 +366,7 @@ class OnlineSource:
 
 
 def _uses(cost: Cost) -> dict[str, int]:
-    """What a sample uses of each resource of a pack."""
+    """The amount of each pack resource that a sample uses."""
     return {
         "tokens": cost.tokens,
         "vision_tokens": sum(getattr(cost, name) for name in VISION_TOKENS),
@@ -379,16 +379,16 @@ def _uses(cost: Cost) -> dict[str, int]:
     }
 
 
-def _dated(request: Request) -> Request:
+def _with_date(request: Request) -> Request:
     try:
         return request.dated()
-    except ConfigError:  # no model that we could read; whoever brings an encoder needs none
+    except ConfigError:  # no readable model, which a custom encoder does not need
         return request
 
 
-def _plain(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
+def _entries_to_json(entries: Sequence[LedgerEntry]) -> list[dict[str, Any]]:
     return [asdict(entry) for entry in entries]
 
 
-def _entries(plain: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
+def _entries_from_json(plain: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
     return [LedgerEntry(**entry) for entry in plain]

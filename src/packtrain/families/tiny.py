@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.artifacts import made_once
+from packtrain.core.artifacts import make_folder_once
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.families.registry import find_family, tiny_families
 from packtrain.families.shape import Config
@@ -242,7 +242,7 @@ def cached(family: str, cache_dir: Path) -> Path:
     digest = hashlib.sha256()
     for name, content in sorted(_files(family).items()):
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
-    return made_once(cache_dir / f"tiny-{family}-{digest.hexdigest()[:12]}", lambda fresh: write(family, fresh))
+    return make_folder_once(cache_dir / f"tiny-{family}-{digest.hexdigest()[:12]}", lambda fresh: write(family, fresh))
 
 
 # Words to build sentences from; enough different ones that about a thousand merges are worth making.

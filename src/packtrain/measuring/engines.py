@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from packtrain.core.errors import ConfigError, PacktrainError, by_signal
-from packtrain.core.secrets import handed_over, taken_over
+from packtrain.core.errors import ConfigError, PacktrainError, describe_exits
+from packtrain.core.secrets import export_secrets, import_secrets
 from packtrain.measuring.journal import UnitResult
 from packtrain.measuring.work import Task, WorkItem, measure_unit
 
@@ -145,7 +145,7 @@ def _lost(stage: str, processes: Mapping[int, Any], hands: _Hands, names: Mappin
         if code not in (None, 0, -signal.SIGTERM):
             ended[pid] = code
     over = [names[held[pid]] for pid in ended or held if held.get(pid) in names]
-    got = f"a worker process ended with {by_signal(ended.values()) or 'a signal'}" + (
+    got = f"a worker process ended with {describe_exits(ended.values()) or 'a signal'}" + (
         f" while it read {', '.join(over)}" if over else ""
     )
     if not ended or -signal.SIGKILL in ended.values():
@@ -221,7 +221,7 @@ class RayCluster:
             self._connect(ray)
         try:
             remote = ray.remote(max_retries=self._max_retries)(_measured_elsewhere)
-            shared = ray.put((task, handed_over()))
+            shared = ray.put((task, export_secrets()))
             limit = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
             pending: list[Any] = []
             for item in items:
@@ -254,7 +254,7 @@ class RayCluster:
 def _measured_elsewhere(shared: tuple[Task, str], item: WorkItem) -> UnitResult:
     """A unit on a machine that has not the environment of this one."""
     task, secrets = shared
-    taken_over(secrets)
+    import_secrets(secrets)
     return measure_unit(task, item)
 
 

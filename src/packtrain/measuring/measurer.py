@@ -73,7 +73,7 @@ class Converter:
 
     def forget_names(self) -> None:
         """Count unread names and schemas from zero."""
-        self.unread.handed_over()
+        self.unread.drain()
         self.schemas.clear()
 
 

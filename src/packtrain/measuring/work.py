@@ -80,7 +80,7 @@ def measure_unit(task: Task, item: WorkItem) -> UnitResult:
         failed=len(failures),
         without_end=rows.without_end,
         shortened=rows.shortened,
-        unread=measurer.unread.handed_over(),
+        unread=measurer.unread.drain(),
         schemas=dict(measurer.schemas),
         reasons=dict(Counter(f"{entry.stage}: {entry.reason}" for entry in failures)),
         costs=to_ipc(rows.costs, COST_SCHEMA),

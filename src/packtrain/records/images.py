@@ -144,7 +144,7 @@ def _careful_size(span: Span, kind: str, max_pixels: int) -> tuple[int, int]:
             _check_size(image.size, max_pixels)
             complete = kind in _COMPLETE and _COMPLETE[kind](image, span)
             if not complete or is_deep(image) or not _converts_to_rgb(image.mode):
-                return decoded_rgb(image).size
+                return decode_rgb(image).size
             return _upright_size(image)
     except RecordError as error:
         raise RecordError("media", error.reason, error.detail) from None
@@ -249,17 +249,17 @@ _DARKEST = 16
 _REFUSED = "image values have no 8-bit form"
 
 
-def decoded_rgb(image: ImageFile) -> Image:
+def decode_rgb(image: ImageFile) -> Image:
     """A file that was opened, decoded: upright, in RGB, transparency on white."""
     from PIL import ImageOps
 
     deep = is_deep(image)  # loading forgets it
     ImageOps.exif_transpose(image, in_place=True)
     image.load()
-    return in_colour(image, deep=deep)
+    return to_rgb(image, deep=deep)
 
 
-def in_colour(image: Image, *, deep: bool = False) -> Image:
+def to_rgb(image: Image, *, deep: bool = False) -> Image:
     """The image in RGB. What is transparent becomes white: the colour stored there is often black, as is the text."""
     from PIL import Image as images
 

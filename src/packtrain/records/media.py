@@ -90,8 +90,8 @@ def _container(file: BinaryIO, kind: MediaKind) -> Iterator[InputContainer]:
         raise
     # FFmpeg's errors are several of Python's own kinds; damaged headers also surface as impossible values
     except (av.FFmpegError, OSError, ValueError, ArithmeticError, LookupError, EOFError, RuntimeError) as error:
-        said = getattr(error, "strerror", None) or error  # not the number of the open file, which differs by process
-        raise RecordError("media", f"not a readable {kind}", f"{type(error).__name__}: {said}"[:200]) from None
+        reason = getattr(error, "strerror", None) or error  # not the number of the open file, which differs by process
+        raise RecordError("media", f"not a readable {kind}", f"{type(error).__name__}: {reason}"[:200]) from None
 
 
 def _count_frames(container: InputContainer, stream: VideoStream, size: int, max_packets: int) -> int:
@@ -102,16 +102,16 @@ def _count_frames(container: InputContainer, stream: VideoStream, size: int, max
     if frames > 0 and len(stream.index_entries) >= frames:
         _check_index(stream, size, "video")
         return frames
-    counted = 0
+    packets = 0
     for packet in container.demux(stream):
-        counted += packet.size > 0
-        if counted > max_packets:
+        packets += packet.size > 0
+        if packets > max_packets:
             raise RecordError("media", "video too long", f"more than {max_packets} packets")
-    if counted < frames:
-        raise RecordError("media", "truncated video", f"{counted} of {frames} frames")
-    if counted == 0:
+    if packets < frames:
+        raise RecordError("media", "truncated video", f"{packets} of {frames} frames")
+    if packets == 0:
         raise RecordError("media", "video without frames", "no packets")
-    return frames or counted
+    return frames or packets
 
 
 def _check_index(stream: VideoStream | AudioStream, size: int, kind: MediaKind) -> None:
@@ -189,7 +189,7 @@ class MediaStore:
         self._folders: dict[str, str] = {}  # folder as written -> its real path, known to be allowed
 
     def header(self, kind: MediaKind, ref: MediaRef) -> MediaHeader:
-        """What the header of a medium says; RecordError where it could not be decoded later."""
+        """Read the header of a medium; RecordError if it could not be decoded later."""
         span = self._span(ref)
         try:
             if kind == "image":
@@ -201,7 +201,7 @@ class MediaStore:
                     return read_audio_header(file, size, self.max_video_packets)
                 return read_video_header(file, size, self.max_image_pixels, self.max_video_packets)
         except RecordError as error:
-            raise _named(error, ref) from None
+            raise _with_name(error, ref) from None
         except OSError as error:  # a disk or a network that fails while reading
             _refuse(error, ref.name)
 
@@ -212,12 +212,12 @@ class MediaStore:
     def _span(self, ref: MediaRef) -> Span:
         if ref.data is not None:
             if not ref.data:
-                raise RecordError("media", "empty file", _shown(ref.name))
+                raise RecordError("media", "empty file", _display_name(ref.name))
             return Span(data=ref.data)
         if ref.archive is not None:
             return self._archive_span(ref.archive, ref)
         if ref.path is None:
-            raise RecordError("media", "not a usable path", f"{_shown(ref.name)} has neither path nor bytes")
+            raise RecordError("media", "not a usable path", f"{_display_name(ref.name)} has neither path nor bytes")
         fd = self._open_path(ref.path)
         return Span(fd=fd, size=_regular_size(fd, ref.path))
 
@@ -231,7 +231,7 @@ class MediaStore:
         if ref.size <= 0 or ref.offset < 0 or ref.offset + ref.size > size:
             os.close(fd)
             reason = "empty file" if ref.size == 0 else "archive ends before the file"
-            raise RecordError("media", reason, f"{_shown(ref.name)}: bytes {ref.offset}+{ref.size} of {size}")
+            raise RecordError("media", reason, f"{_display_name(ref.name)}: bytes {ref.offset}+{ref.size} of {size}")
         return Span(fd=fd, start=ref.offset, size=ref.size)
 
     def _open_path(self, path: str) -> int:
@@ -243,7 +243,7 @@ class MediaStore:
             if real is None:
                 real = self._admit(folder, path)
             if name in ("", ".", ".."):
-                raise RecordError("media", "not a regular file", _shown(path))
+                raise RecordError("media", "not a regular file", _display_name(path))
             try:
                 return os.open(f"{real}/{name}", _FLAGS)
             except OSError as error:
@@ -267,16 +267,16 @@ class MediaStore:
     def _require_inside(self, real: str, path: str) -> None:
         if self.allow_outside_root or f"{real}/".startswith(self._places):
             return
-        raise RecordError("media", "path outside the media root", _shown(path))
+        raise RecordError("media", "path outside the media root", _display_name(path))
 
 
 def _from_file_url(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
     except ValueError:
-        raise RecordError("media", "not a usable path", _shown(url)) from None
+        raise RecordError("media", "not a usable path", _display_name(url)) from None
     if parts.netloc not in ("", "localhost"):
-        raise RecordError("media", "remote media are not fetched", _shown(parts.netloc))
+        raise RecordError("media", "remote media are not fetched", _display_name(parts.netloc))
     return urllib.parse.unquote(parts.path)
 
 
@@ -287,7 +287,7 @@ def _regular_size(fd: int, path: str) -> int:
         return state.st_size
     os.close(fd)
     reason = "empty file" if stat.S_ISREG(state.st_mode) else "not a regular file"
-    raise RecordError("media", reason, _shown(path))
+    raise RecordError("media", reason, _display_name(path))
 
 
 def _refuse(error: OSError | ValueError, path: str) -> NoReturn:
@@ -303,13 +303,13 @@ def _refuse(error: OSError | ValueError, path: str) -> NoReturn:
         reason = "not a usable path"
     else:
         reason = "unreadable file"
-    raise RecordError("media", reason, _shown(path)) from None
+    raise RecordError("media", reason, _display_name(path)) from None
 
 
-def _shown(name: str) -> str:
+def _display_name(name: str) -> str:
     return name if name.isascii() and name.isprintable() and len(name) <= 200 else ascii(name)[:200]
 
 
-def _named(error: RecordError, ref: MediaRef) -> RecordError:
+def _with_name(error: RecordError, ref: MediaRef) -> RecordError:
     """The same error with the medium's name, which the header readers do not know."""
-    return RecordError(error.stage, error.reason, f"{_shown(ref.name)}: {error.detail}".rstrip(": "))
+    return RecordError(error.stage, error.reason, f"{_display_name(ref.name)}: {error.detail}".rstrip(": "))

@@ -52,39 +52,39 @@ def metadataset_items(file: str, content: Mapping[Any, Any], split: str, problem
     folder, items = os.path.dirname(os.path.abspath(file)), []
     for number, member in enumerate(members):
         where = f"{split}.{kind}[{number}]" if kind else split
-        found = [*_problems(member, share)]
+        faults = [*_problems(member, share)]
         try:
-            items.append(_member(member, folder, split, share)) if not found else None
+            items.append(_member(member, folder, split, share)) if not faults else None
         except ConfigError as error:
-            found = [str(error.got)]
-        problems += [f"{where}: {problem}; {_WAY}" for problem in found]
-    return _shared(items) if share == "weight" and not problems else items
+            faults = [str(error.got)]
+        problems += [f"{where}: {problem}; {_WAY}" for problem in faults]
+    return _weights_to_shares(items) if share == "weight" and not problems else items
 
 
 def _problems(member: Any, share: str) -> Iterator[str]:
-    """What asks for more than a path and a share."""
+    """Problems of a member that asks for more than a path and a share."""
     if not isinstance(member, Mapping) or not isinstance(member.get("path"), str):
         yield "no path"
         return
     for name, value in member.items():
         if name not in (*_IGNORED, share) and value is not None:
             yield f"{name} is not read here"
-    given = member.get(share, 1) if share else 1
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        yield f"{share}: {brief(given)} instead of a number above 0"
+    amount = member.get(share, 1) if share else 1
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
+        yield f"{share}: {brief(amount)} instead of a number above 0"
 
 
 def _member(member: Item, folder: str, split: str, share: str) -> Item:
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(member["path"])))
-    found: Item = {"path": path}
+    item: Item = {"path": path}
     if os.path.isdir(path):
-        found["name"] = os.path.basename(os.path.normpath(path))
-        found |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
+        item["name"] = os.path.basename(os.path.normpath(path))
+        item |= {"path": _shards(path, str(member.get("split_part") or split)), "format": "webdataset"}
     elif path.lower().endswith((".yaml", ".yml")):
         raise ConfigError(path, got=f"{member['path']} is a metadataset inside a metadataset")
     if share:
-        found["repeats" if share == "repetitions" else share] = member.get(share, 1)
-    return found
+        item["repeats" if share == "repetitions" else share] = member.get(share, 1)
+    return item
 
 
 def _shards(folder: str, split: str) -> str:
@@ -101,12 +101,14 @@ def _shards(folder: str, split: str) -> str:
     left_out = split_in_name.get("exclude") or []
     if any(".tar/" in str(name) for name in left_out):
         raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml excludes single samples")
-    kept = [os.path.join(folder, name) for name in names if name not in left_out]
+    shards = [os.path.join(folder, name) for name in names if name not in left_out]
     inside = os.path.realpath(folder) + os.sep
-    if any(not os.path.realpath(path).startswith(inside) or "," in path or "{" in path for path in kept):
+    if any(not os.path.realpath(path).startswith(inside) or "," in path or "{" in path for path in shards):
         raise ConfigError(folder, got=f"{folder}: {_META}/split.yaml lists files outside of it")
     return (
-        kept[0] if len(kept) == 1 else f"{folder}{os.sep}{{{','.join(os.path.relpath(one, folder) for one in kept)}}}"
+        shards[0]
+        if len(shards) == 1
+        else f"{folder}{os.sep}{{{','.join(os.path.relpath(one, folder) for one in shards)}}}"
     )
 
 
@@ -115,7 +117,7 @@ def _read(path: Path) -> Item:
     return content if isinstance(content, dict) else {}
 
 
-def _shared(items: list[Item]) -> list[Item]:
+def _weights_to_shares(items: list[Item]) -> list[Item]:
     """Energon's weights are relative, ours are shares of all samples."""
     total = sum(item["weight"] for item in items)
     return [{**item, "weight": item["weight"] / total} for item in items]
@@ -161,9 +163,9 @@ def registry_items(path: str, names: Sequence[str], problems: list[str]) -> Iter
     for name in names or content:
         if name not in content:
             continue
-        before = len(problems)
+        num_problems = len(problems)
         item = kind(name, content[name], os.path.dirname(os.path.abspath(path)), problems)
-        if len(problems) == before:
+        if len(problems) == num_problems:
             yield item
     if problems and not names and len(content) > 1:
         problems.append(_ONE_BY_ONE)
@@ -183,19 +185,19 @@ def _content(path: str) -> Item | None:
 
 def _kind(content: Item | None) -> Callable[[str, Any, str, list[str]], Item] | None:
     if content and all(any(key in one for key in _FACTORY) for one in content.values()):
-        return _of_factory
+        return _factory_item
     if content and all(all(key in one for key in _INTERNVL) for one in content.values()):
-        return _of_internvl
+        return _internvl_item
     return None
 
 
-def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
+def _factory_item(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of dataset_info.json; media are relative to its folder."""
     known = {"formatting", "columns", "tags", "split", "subset", "num_samples", *_FACTORY}
-    problems += _strange(name, entry, known)
+    problems += _unknown_keys(name, entry, known)
     for part, table in (("columns", _COLUMNS), ("tags", _TAGS)):
-        given = entry.get(part) or {}
-        for key, value in given.items() if isinstance(given, Mapping) else ():
+        names = entry.get(part) or {}
+        for key, value in names.items() if isinstance(names, Mapping) else ():
             if value is not None and value not in table.get(key, ()):
                 way = "data.columns renames it" if key in _COLUMNS else "data.formatting_func takes your own function"
                 problems.append(f"{name}.{part}.{key}: {brief(value)} is not read as {key}; {way}")
@@ -215,20 +217,22 @@ def _of_factory(name: str, entry: Item, folder: str, problems: list[str]) -> Ite
     return {}
 
 
-def _of_internvl(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
+def _internvl_item(name: str, entry: Item, folder: str, problems: list[str]) -> Item:
     """An entry of a meta file; its paths are relative to the file or, as InternVL has it, to the working directory."""
-    problems += _strange(name, entry, {*_INTERNVL, "repeat_time", "length"})
+    problems += _unknown_keys(name, entry, {*_INTERNVL, "repeat_time", "length"})
 
     def place(key: str) -> Any:
-        given = entry[key]
-        here = isinstance(given, str) and not os.path.exists(os.path.join(folder, given)) and os.path.exists(given)
-        return os.path.abspath(given) if here else given
+        path = entry[key]
+        in_working_dir = (
+            isinstance(path, str) and not os.path.exists(os.path.join(folder, path)) and os.path.exists(path)
+        )
+        return os.path.abspath(path) if in_working_dir else path
 
-    found = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
-    return {**found, "media_root": place("root")} if entry["root"] else found
+    item = {"name": name, "path": place("annotation"), "repeats": entry.get("repeat_time")}
+    return {**item, "media_root": place("root")} if entry["root"] else item
 
 
-def _strange(name: str, entry: Item, known: set[str]) -> list[str]:
+def _unknown_keys(name: str, entry: Item, known: set[str]) -> list[str]:
     """Keys that ask for something, and are not known."""
     return [
         f"{name}.{key}: {_REFUSED.get(key, 'unknown key')}"
@@ -305,15 +309,15 @@ def _items(file: str, split: str, problems: list[str]) -> list[Any]:
 def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureItem | None:
     """One item of the list; what is wrong with it is added to `problems`."""
     if isinstance(item, str):
-        counted = _COUNTED.fullmatch(item)  # as ms-swift writes it
-        if counted and not os.path.lexists(os.path.join(folder, item)):
-            item = {"path": counted[1], "max_samples": int(counted[2])}
+        match = _COUNTED.fullmatch(item)  # as ms-swift writes it
+        if match and not os.path.lexists(os.path.join(folder, item)):
+            item = {"path": match[1], "max_samples": int(match[2])}
         else:
             item = {"path": item}
     if not isinstance(item, Mapping):
         problems.append(f"{where}: {type(item).__name__} instead of a dataset")
         return None
-    before = len(problems)
+    num_problems = len(problems)
     values: Item = {}
     for written, value in item.items():
         key = ALIASES.get(str(written), str(written))
@@ -328,7 +332,7 @@ def _item(item: Any, where: str, folder: str, problems: list[str]) -> MixtureIte
         elif value is not None:
             values[key] = value
     _check(values, where, problems)
-    if len(problems) > before:
+    if len(problems) > num_problems:
         return None
     values["path"] = _resolve(values["path"], values.get("format"), folder)
     if "media_root" in values:
@@ -346,10 +350,10 @@ def _check(values: Item, where: str, problems: list[str]) -> None:
         problems.append(f"{where}: no path")
     elif isinstance(path, str) and path.lower().endswith(YAML_ENDINGS):
         problems.append(f"{where}.path: {brief(path)} is a mixture inside a mixture; list its datasets here")
-    chosen = values.get("format")
-    if isinstance(chosen, str) and chosen not in FORMATS:
-        hint = nearest(chosen, FORMATS) or "one of " + ", ".join(FORMATS)
-        problems.append(f"{where}.format: {brief(chosen)} is not a format. {hint}")
+    format = values.get("format")
+    if isinstance(format, str) and format not in FORMATS:
+        hint = nearest(format, FORMATS) or "one of " + ", ".join(FORMATS)
+        problems.append(f"{where}.format: {brief(format)} is not a format. {hint}")
     for key in SHARE_KEYS:
         share = values.get(key)
         if key not in values:

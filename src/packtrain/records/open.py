@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
-from packtrain.core.secrets import kept_apart
+from packtrain.core.secrets import hide_secrets
 from packtrain.records.formats import jsonl
 from packtrain.records.formats.delimited import NOT_CSV
 from packtrain.records.formats.jsonl import BOM, parse_object
@@ -82,15 +82,15 @@ def open_sources(
         format = None  # that of the mixture itself; its items are recognised
     specs: list[SourceSpec] = []
     problems: list[str] = []
-    taken: set[str] = set()
+    names: set[str] = set()
     for number, item in enumerate(read_mixture(os.path.expanduser(path), sources, split)):
         try:
             spec = _source(item, format, media_root, split, streaming, subset)
         except ConfigError as error:
             problems.append(f"datasets[{number}]: {error}")
             continue
-        specs.append(replace(spec, name=_free_name(spec.name, taken)))
-        taken.add(specs[-1].name)
+        specs.append(replace(spec, name=_free_name(spec.name, names)))
+        names.add(specs[-1].name)
     if problems:
         raise mixture_error(path, problems)
     return specs
@@ -120,7 +120,7 @@ def read_place(specs: Sequence[SourceSpec], source: int, file: str, plain: Plain
 
 
 def count_unit(specs: Sequence[SourceSpec], unit: Unit) -> int:
-    """How many entries `read_unit` yields; by reading only where a format cannot tell."""
+    """Number of entries that `read_unit` yields; reads them only if the format cannot tell."""
     spec = specs[unit.source]
     if is_remote(spec.path):
         return sum(1 for _ in read_unit(specs, unit))
@@ -134,14 +134,14 @@ def data_files(specs: Sequence[SourceSpec]) -> list[str]:
 
 def named_files(specs: Sequence[SourceSpec]) -> dict[str, str]:
     """The same files by names that stay when a dataset is moved: relative to it, among several after its source."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for number, spec in enumerate(specs):
         before = f"{spec.name}/" if len(specs) > 1 else ""
         for file in _local_files(spec):
             name = before + shown_name(spec, file) if local_root(spec) is not None else file
-            while found.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
+            while files.setdefault(name, file) != file:  # sources "a" and "a/b" may both have an a/b/c
                 name = f"{number}:{name}"
-    return found
+    return files
 
 
 def _local_files(spec: SourceSpec) -> list[str]:
@@ -199,7 +199,7 @@ def _source(
     subset: str | None,
 ) -> SourceSpec:
     """The specification of one dataset; what the item leaves open is taken from the other arguments."""
-    path = kept_apart(os.path.expanduser(item.path))
+    path = hide_secrets(os.path.expanduser(item.path))
     format = item.format or format
     if format is not None and format not in FORMATS:
         hint = nearest(format, FORMATS) or "leave it out to detect the format"
@@ -241,10 +241,10 @@ def _source(
     )
     if format != "hf_dataset":
         split_files(spec)  # a split that is not there is refused here
-    return _in_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
+    return _as_hub_files(spec) if streaming is not False and format == "hf_dataset" and not local else spec
 
 
-def _in_files(spec: SourceSpec) -> SourceSpec:
+def _as_hub_files(spec: SourceSpec) -> SourceSpec:
     """A dataset on the hub as its files there, of which any row can be read again; itself where that cannot be."""
     from packtrain.records.formats.hf_dataset import hub_files
 
@@ -260,10 +260,10 @@ def _default_name(path: str) -> str:
     return writable(base[: len(base) - len(ending)] or base or "data")
 
 
-def _free_name(name: str, taken: set[str]) -> str:
+def _free_name(name: str, names_in_use: set[str]) -> str:
     """The name itself, or with -2, -3, ... where it is taken."""
     names = (f"{name}-{number}" if number > 1 else name for number in itertools.count(1))
-    return next(free for free in names if free not in taken)
+    return next(free for free in names if free not in names_in_use)
 
 
 def _nothing_there(path: str) -> ConfigError:
@@ -282,11 +282,11 @@ def _kind_of_folder(folder: str) -> str:
         raise ConfigError(
             f"dataset_path {folder}", got="a folder of the hub's cache", expected=expected, fix=f"name {snapshots[0]}"
         )
-    found: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {}
     for file in walk(folder):
         if kind := kind_of_name(file):
-            found.setdefault(kind, []).append(file)
-    return _one_kind(found, folder, _head)
+            files.setdefault(kind, []).append(file)
+    return _one_kind(files, folder, _head)
 
 
 def _kind_of_remote(path: str) -> str:
@@ -297,16 +297,16 @@ def _kind_of_remote(path: str) -> str:
         kind = (
             _one_kind(folder, path, lambda file: (remote_head(file, "json", LOOK) or ("", b""))[1]) if folder else None
         )
-    found = remote_head(path, kind or "jsonl", LOOK)
-    if found is None:
+    head = remote_head(path, kind or "jsonl", LOOK)
+    if head is None:
         raise _nothing_there(path)
-    return _kind_of_content(found[1], found[0])
+    return _kind_of_content(head[1], head[0])
 
 
-def _one_kind(found: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
+def _one_kind(files: Mapping[str, Sequence[str]], folder: str, head: Callable[[str], bytes]) -> str:
     """The kind of a folder's files. Beside others, .json files without records are settings; any other are refused."""
-    kinds = set(found)
-    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in found.get("json", ())):
+    kinds = set(files)
+    if len(kinds) > 1 and not any(_holds_records(file, head(file)) for file in files.get("json", ())):
         kinds -= {"json"}
     if len(kinds) == 1:
         return kinds.pop()
@@ -334,7 +334,7 @@ def _holds_records(file: str, head: bytes) -> bool:
 
 
 def _head(path: str) -> bytes:
-    """How a local file begins, decompressed."""
+    """The decompressed beginning of a local file."""
     head = b""
     try:
         for block in file_blocks(path):
@@ -348,16 +348,16 @@ def _head(path: str) -> bytes:
 
 def _kind_of_content(head: bytes, path: str) -> str:
     """The format of a file. What its first bytes say counts more than its name."""
-    named = kind_of_name(path)
+    kind = kind_of_name(path)
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"ARROW1") or (head.startswith(b"\xff\xff\xff\xff") and named in (None, "arrow")):
+    if head.startswith(b"ARROW1") or (head.startswith(b"\xff\xff\xff\xff") and kind in (None, "arrow")):
         return "arrow"
     if head[257:262] == b"ustar":
         return "webdataset"
-    if named not in (None, "json"):
-        return named
-    return _kind_of_json(head.removeprefix(BOM).lstrip()) or named or _unknown(path)
+    if kind not in (None, "json"):
+        return kind
+    return _kind_of_json(head.removeprefix(BOM).lstrip()) or kind or _unknown(path)
 
 
 def _unknown(path: str) -> str:

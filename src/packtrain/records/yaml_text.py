@@ -32,7 +32,7 @@ Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def load_yaml(text: str) -> Any:
-    """What a text says. ValueError in one line where it is no YAML, or too much of it."""
+    """Parse a YAML text. ValueError, in one line, if it is not YAML or too large."""
     try:
         content = yaml.load(text, Loader=_loader())
     except yaml.MarkedYAMLError as error:
@@ -46,17 +46,17 @@ def load_yaml(text: str) -> Any:
 
 
 def read_any(path: Path, expected: str = "a YAML file") -> Any:
-    """What a file says, whatever it is."""
+    """Load the YAML file, whatever its content."""
     try:
         return load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         got = error.strerror or str(error)
-        raise ConfigError(str(path), got=got, expected=expected, fix=_near(path)) from None
+        raise ConfigError(str(path), got=got, expected=expected, fix=_similar_names(path)) from None
     except ValueError as error:
         raise ConfigError(str(path), got=str(error), expected=expected) from None
 
 
-def _near(path: Path) -> str:
+def _similar_names(path: Path) -> str:
     """A file of nearly that name, where there is none of it."""
     if path.exists() or not path.parent.is_dir():
         return ""
@@ -79,13 +79,13 @@ def as_sections(path: Path, content: Any) -> dict[Any, Any]:
 
 def key_lines(path: Path) -> dict[str, int]:
     """The line of every key of a file and of its sections, as `section.key`."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     top = yaml.compose(path.read_text(encoding="utf-8"), Loader=_loader())
     for key, value in top.value if isinstance(top, yaml.MappingNode) else ():
-        found[str(key.value)] = key.start_mark.line + 1
+        lines[str(key.value)] = key.start_mark.line + 1
         for inner, _ in value.value if isinstance(value, yaml.MappingNode) else ():
-            found[f"{key.value}.{inner.value}"] = inner.start_mark.line + 1
-    return found
+            lines[f"{key.value}.{inner.value}"] = inner.start_mark.line + 1
+    return lines
 
 
 def read_value(text: str) -> Any:
@@ -108,14 +108,14 @@ def brief(value: Any) -> str:
 
 def _require_bounded(content: Any) -> None:
     """Count all values as they would be written out; one that is inside itself is as deep as can be."""
-    left, found = [(content, 0)], 0
-    while left:
-        value, depth = left.pop()
+    pending, count = [(content, 0)], 0
+    while pending:
+        value, depth = pending.pop()
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ()
-        found += 1 + len(inner)
-        if found > _MOST_VALUES or depth > _DEEPEST:
+        count += 1 + len(inner)
+        if count > _MOST_VALUES or depth > _DEEPEST:
             raise ValueError("too many values: aliases refer to each other")
-        left.extend((one, depth + 1) for one in inner if isinstance(one, dict | list))
+        pending.extend((one, depth + 1) for one in inner if isinstance(one, dict | list))
 
 
 def _as_text(loader: yaml.SafeLoader, node: yaml.Node) -> str:
@@ -124,10 +124,10 @@ def _as_text(loader: yaml.SafeLoader, node: yaml.Node) -> str:
 
 def _whole_number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     """Python writes out no number of thousands of digits, so no message could show it."""
-    found = int(loader.construct_yaml_int(node))
-    if found.bit_length() > _MOST_BITS:
+    number = int(loader.construct_yaml_int(node))
+    if number.bit_length() > _MOST_BITS:
         raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark)
-    return found
+    return number
 
 
 @cache

@@ -19,8 +19,8 @@ from packtrain.reports.svg import (
     element,
     framed,
     nice_scale,
-    percent_of,
     spaced,
+    to_percent,
     x_label,
     y_at,
     y_axis,
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegendKey:
-    """A colour and what it stands for."""
+    """A colour and its meaning."""
 
     css: str
     name: str
@@ -90,10 +90,10 @@ def histogram_chart(histogram: Histogram, *, name: str, marks: Mapping[str, floa
         plot.append(_bar(at * width, width, y, height - BOTTOM - y, "c0", tip))
     for at, (word, value) in enumerate(marks.items()):
         x = bin_position(edges, value)
-        plot.append(element("line", x1=percent_of(x), x2=percent_of(x), y1=TOP, y2=height - BOTTOM, class_="mark"))
+        plot.append(element("line", x1=to_percent(x), x2=to_percent(x), y1=TOP, y2=height - BOTTOM, class_="mark"))
         anchor, shift = ("end", -4) if x > 0.7 else ("start", 4)
         plot.append(
-            element("text", word, x=percent_of(x), dx=shift, y=TOP + 10 + 14 * at, class_="note", text_anchor=anchor)
+            element("text", word, x=to_percent(x), dx=shift, y=TOP + 10 + 14 * at, class_="note", text_anchor=anchor)
         )
     plot += [x_label(text, x, height) for x, text in edge_ticks(edges)]
     most = max(range(len(counts)), key=counts.__getitem__, default=0)
@@ -165,14 +165,14 @@ def stacked_bar(
         plot.append(_bar(x, share, 0, height, span.css, span.tip))
         x += share
     if limit is not None and whole and limit < whole:
-        at = percent_of(limit / whole)
+        at = to_percent(limit / whole)
         plot.append(element("line", x1=at, x2=at, y1="-4", y2=height + 4, class_="limit"))
     return framed(plot, label=label, height=height, css="stack")
 
 
 def share_bar(share: float, css: str = "c0") -> Markup:
     """A small bar for a table cell; the number is next to it."""
-    width = percent_of(min(max(share, 0.0), 1.0))
+    width = to_percent(min(max(share, 0.0), 1.0))
     return element(
         "svg", element("rect", width=width, height="8", rx="2", class_=css), class_="bar", aria_hidden="true"
     )
@@ -196,7 +196,7 @@ def balance_chart(rows: Sequence[BalanceLine]) -> Markup:
             tip = f"{row.ranks:,} GPUs, {order}: slowest rank / mean {ratio(value)}"
             plot.append(_bar(0, width, y, bar, css, tip))
             text = f"{ratio(value)}  {order}"
-            plot.append(element("text", text, x=percent_of(width), dx=6, y=y + 12, class_="tick"))
+            plot.append(element("text", text, x=to_percent(width), dx=6, y=y + 12, class_="tick"))
     label = "Slowest rank over mean by order of packs: " + "; ".join(
         f"{row.ranks:,} GPUs: " + ", ".join(f"{order} {ratio(getattr(row, order).slowest)}" for order, _ in orders)
         for row in rows
@@ -210,7 +210,7 @@ def wide(lengths: Sequence[float]) -> bool:
 
 
 def bin_name(edges: Sequence[float], at: int) -> str:
-    """What falls into a bin, in words.
+    """The range of a bin, in words.
 
     >>> bin_name([-0.5, 0.5, 1.5], 1), bin_name([0.0, 200.0, 9001.0], 1)
     ('1', '200 to 9,000')
@@ -250,16 +250,16 @@ def _places(xs: Sequence[float]) -> dict[float, str]:
     """Percentages of values along the plot, with a margin for the marks at its ends."""
     along = [math.log(x) if wide(xs) else x for x in xs]
     scale = Scale(start=min(along, default=0.0), end=max(along, default=1.0))
-    return {x: percent_of(0.04 + 0.92 * scale.at(value)) for x, value in zip(xs, along, strict=True)}
+    return {x: to_percent(0.04 + 0.92 * scale.at(value)) for x, value in zip(xs, along, strict=True)}
 
 
 def _bar(x: float, width: float, y: float, height: float, css: str, tip: str) -> Markup:
     return element(
         "rect",
         element("title", tip),
-        x=percent_of(x),
+        x=to_percent(x),
         y=float(y),
-        width=percent_of(width),
+        width=to_percent(width),
         height=float(max(height, 0.0)),
         class_=css,
     )
@@ -309,7 +309,7 @@ def _spans(
     if rest:
         tokens = sum(sample.tokens for sample in rest)
         tip = f"{counted(len(rest), 'small sample')}: {count(tokens)} tokens together"
-        place = {"x": percent_of(x / length), "width": percent_of(tokens / length)}
+        place = {"x": to_percent(x / length), "width": to_percent(tokens / length)}
         spans.append(element("rect", element("title", tip), **place, y=y, height=_BAR, class_="crowd"))
     return spans
 
@@ -320,8 +320,8 @@ def _span(sample: PictureSample, x: float, length: int, y: int, css: str) -> Mar
         tip += f", {count(sample.vision_tokens)} of them media"
     tip += f", {isolated(sample.source, 40)}"
     width, media = sample.tokens / length, min(sample.vision_tokens, sample.tokens) / length
-    whole = element("rect", x=percent_of(x), y=y, width=percent_of(width), height=_BAR, class_=f"{css} text")
+    whole = element("rect", x=to_percent(x), y=y, width=to_percent(width), height=_BAR, class_=f"{css} text")
     if not media:
         return element("g", element("title", tip), whole)
-    part = element("rect", x=percent_of(x), y=y, width=percent_of(media), height=_BAR, class_=css)
+    part = element("rect", x=to_percent(x), y=y, width=to_percent(media), height=_BAR, class_=css)
     return element("g", element("title", tip), whole, part)

@@ -19,7 +19,7 @@ from packtrain.reports.svg import (
     element,
     framed,
     nice_scale,
-    percent_of,
+    to_percent,
     x_label,
     y_at,
     y_axis,
@@ -144,7 +144,7 @@ def curve_chart(curves: Sequence[Curve], axes: Axes, dots: Sequence[Dot] = (), l
         plot += _level(level, scale, axes.height, right=number % 2 == 1)
     plot += _columns(curves, axes)
     for dot in dots:
-        x, y = percent_of(across.at(dot.x)), y_at(scale, dot.y, axes.height)
+        x, y = to_percent(across.at(dot.x)), y_at(scale, dot.y, axes.height)
         plot.append(element("circle", element("title", dot.tip), cx=x, cy=y, r=4, class_=f"dot {dot.css}"))
     plot += _x_labels(axes)
     title = element("div", axes.title_x, class_="along", aria_hidden="true")
@@ -219,7 +219,7 @@ def _columns(curves: Sequence[Curve], axes: Axes) -> list[Markup]:
         start = (edges[buckets[at - 1] + 1] + edges[bucket]) / 2 if at else 0.0
         end = (edges[bucket + 1] + edges[buckets[at + 1]]) / 2 if at + 1 < len(buckets) else whole
         tip = f"{axes.write_x(float(middle))} · " + " · ".join(tips[bucket])
-        place = {"x": percent_of(start / whole), "width": percent_of(max(end - start, 0.0) / whole)}
+        place = {"x": to_percent(start / whole), "width": to_percent(max(end - start, 0.0) / whole)}
         height = axes.height - TOP - BOTTOM
         columns.append(element("rect", element("title", tip), **place, y=TOP, height=height, class_="hit"))
     return columns

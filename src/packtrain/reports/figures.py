@@ -44,7 +44,7 @@ def draw_distribution(study: Study, path: Path) -> Figure:
         axes.set(title=f"Tokens by {what}", xlim=(0, 1.6 * max(parts.values()) or 1), xticks=[], yticks=[])
         axes.invert_yaxis()
         axes.spines["bottom"].set_visible(False)
-    return _saved(figure, path)
+    return _save(figure, path)
 
 
 def draw_efficiency(study: Study, path: Path) -> Figure:
@@ -56,7 +56,7 @@ def draw_efficiency(study: Study, path: Path) -> Figure:
     note = f"hollow: does not fit; ring: {study.recommendation.mark}"
     legend = figure.legend(lines, names, title=note, ncols=4, loc="outside lower left", fontsize=8, frameon=False)
     legend.get_title().set_fontsize(8)
-    return _saved(figure, path)
+    return _save(figure, path)
 
 
 def _histogram(axes: Axes, study: Study, name: str, *, all_marks: bool = False) -> None:
@@ -114,7 +114,7 @@ def _figure(title: str, study: Study) -> Figure:
     return figure
 
 
-def _saved(figure: Figure, path: Path) -> Figure:
+def _save(figure: Figure, path: Path) -> Figure:
     """Without a version in it: the same study gives the same bytes."""
     for axes in figure.axes:
         axes.set_title(axes.get_title(), loc="left", fontsize=10, weight="bold")

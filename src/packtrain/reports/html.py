@@ -1,4 +1,4 @@
-"""What every page shares: templates that escape, numbers that say where they come from, a policy against requests."""
+"""Shared by all pages: templates that escape, numbers that say where they come from, a policy against requests."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def _simulations(content: Content) -> str:
         rows.append([count(one["packing_length"]), limits, *map(str.__add__, cells, shares)])
     rows[best][0] = f"**{rows[best][0]}**"
     bold = "The recommended length" if content["recommendation"]["packing"] else "The best packing"
-    said = f"{bold} is bold. Time, speed and memory are predicted."
-    return _document(said, markdown_table("ll" + "r" * len(SIMULATED), titles, rows)).rstrip()
+    text = f"{bold} is bold. Time, speed and memory are predicted."
+    return _document(text, markdown_table("ll" + "r" * len(SIMULATED), titles, rows)).rstrip()
 
 
 def _comparison(content: Content) -> str:
@@ -144,9 +144,9 @@ def _comparison(content: Content) -> str:
 
 def _reasons(content: Content) -> str:
     reasons = content["recommendation"]["reasons"]
-    known = any(one["baseline"] for one in reasons)
-    names = ("parameter", *(("baseline",) if known else ()), "packing", "reason")
-    head = ["setting", *(["was"] if known else []), "recommended", "because"]
+    has_baseline = any(one["baseline"] for one in reasons)
+    names = ("parameter", *(("baseline",) if has_baseline else ()), "packing", "reason")
+    head = ["setting", *(["was"] if has_baseline else []), "recommended", "because"]
     rows = [[_safe(one[name]) for name in names] for one in reasons]
     return markdown_table("l" * len(head), head, rows) if rows else ""
 
@@ -158,7 +158,7 @@ def _alternatives(content: Content) -> str:
 def _memory(content: Content) -> str:
     report = content["memory"]
     estimate, beside = report["estimate"], report["beside"]
-    said = (
+    text = (
         f"One GPU holds at most {gib(estimate['total'])} during {_safe(estimate['moment'])}: a pack with the most of "
         f"everything. Pack {count(report['worst_pack'])}, the heaviest, needs {gib(report['worst_bytes'])}. "
         f"{_safe(report['gpu'])} has {gib(report['gpu_bytes'])}, of which a plan may use {gib(report['usable_bytes'])}."
@@ -177,7 +177,7 @@ def _memory(content: Content) -> str:
     totals = [f"**{gib(other['estimate']['total'])}**{'' if other['fits'] else ' (does not fit)'}" for other in beside]
     share = f"{formatted('percent', estimate['share'])} of the GPU"
     rows.append(["**together**", f"**{gib(estimate['total'])}**", *totals, share])
-    return _document(said, markdown_table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
+    return _document(text, markdown_table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
 
 
 def _vision(report: Content) -> str:
@@ -210,13 +210,13 @@ def _savings(report: Content) -> str:
 
 def _comfortable(content: Content) -> str:
     report = content["memory"]
-    found = report["comfortable"]
-    if found is None:
+    margin = report["comfortable"]
+    if margin is None:
         return ""
-    share = percent(found["memory_bytes"] / report["gpu_bytes"])
+    share = percent(margin["memory_bytes"] / report["gpu_bytes"])
     return (
-        f"With a comfortable margin: {_safe(', '.join(found['changes']))}: {gib(found['memory_bytes'])} ({share} of "
-        f"the GPU), {formatted('duration', found['seconds'])} an epoch, {count(found['lost'])} samples lost."
+        f"With a comfortable margin: {_safe(', '.join(margin['changes']))}: {gib(margin['memory_bytes'])} ({share} of "
+        f"the GPU), {formatted('duration', margin['seconds'])} an epoch, {count(margin['lost'])} samples lost."
     )
 
 

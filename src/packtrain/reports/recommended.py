@@ -29,7 +29,7 @@ def config_text(recommendation: Recommendation, title: Sequence[str] = ()) -> st
     warning = f"WARNING: {recommendation.warning}" if recommendation.warning else ""
     lines = [line for text in (*title, warning, recommendation.verdict) for line in _comment(text, "")]
     gone = [f"{name} {_scalar(value)}" for name, value in left_out(config, base).items()]
-    lines += _comment(f"Left out, since others stand for it: {', '.join(gone)}", "") if gone else []
+    lines += _comment(f"Left out, since others replace it: {', '.join(gone)}", "") if gone else []
     for key, value in config.items():
         lines += ["", *_entry(key, value, (str(key),), remarks)]
     text = "\n".join(lines) + "\n"
@@ -42,16 +42,16 @@ def _remarks(
 ) -> dict[tuple[str, ...], str]:
     """The comment above a line: the old value of a changed one, and the reason."""
     why = {reason.parameter: reason.reason for reason in reasons}
-    found: dict[tuple[str, ...], str] = {}
+    remarks: dict[tuple[str, ...], str] = {}
     for section, values in config.items():
         for key, value in values.items() if isinstance(values, dict) else ():
             had = base.get(section, {}).get(key)
             reason = why.get(f"{section}.{key}") or why.get(key, "")
             if had is None and reason:
-                found[section, str(key)] = reason
+                remarks[section, str(key)] = reason
             elif had is not None and had != value:
-                found[section, str(key)] = f"was {_scalar(had)}" + (f": {reason}" if reason else "")
-    return found
+                remarks[section, str(key)] = f"was {_scalar(had)}" + (f": {reason}" if reason else "")
+    return remarks
 
 
 def _entry(key: Any, value: Any, path: tuple[str, ...], remarks: Mapping[tuple[str, ...], str]) -> list[str]:

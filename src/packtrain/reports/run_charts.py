@@ -43,7 +43,7 @@ def draw_runs(runs: Sequence[TrainingRun], labels: Sequence[str]) -> RunCharts:
         loss=charts.loss_chart(by_time=False),
         loss_by_time=charts.loss_chart(by_time=True) if len(runs) > 1 else None,
         memory=_without_none([charts.memory_chart()]),
-        **{group: _without_none(found) for group, found in drawn.items()},
+        **{group: _without_none(group_charts) for group, group_charts in drawn.items()},
     )
 
 
@@ -162,11 +162,11 @@ class _Charts:
     ) -> Drawing:
         ends = [(curve.name, float((curve.trend or curve.points).mean[-1])) for curve in curves]
         write = _gib if look.format == "gib" else FORMATS[look.format]
-        said = "; ".join(f"{name or 'it'} ends at {write(end)}" for name, end in ends)
+        sentence = "; ".join(f"{name or 'it'} ends at {write(end)}" for name, end in ends)
         edges = self.edges if edges is None else edges
         unit, word = _time_unit(float(edges[-1])) if by_time else (1.0, "samples seen")
         axes = Axes(
-            label=f"{look.title}: {look.unit}; {said}",
+            label=f"{look.title}: {look.unit}; {sentence}",
             edges=edges,
             write=write,
             write_x=elapsed if by_time else lambda x: f"{count(x)} samples",

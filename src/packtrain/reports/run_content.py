@@ -9,7 +9,16 @@ from typing import Any
 from packtrain.core.numbers import count, counted, large, percent, rate, shown
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.html import changes, setting
-from packtrain.reports.run_words import ended, headline, labels_of, lead, same_loss, start_of, too_few, why_apart
+from packtrain.reports.run_words import (
+    ended,
+    headline,
+    initial_weights,
+    lead,
+    run_labels,
+    same_loss,
+    too_few,
+    why_apart,
+)
 from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
 from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
 from packtrain.runs.training_run import About, Scalar, TrainingRun
@@ -37,7 +46,7 @@ Derived = Mapping[str, Scalar]
 
 def runs_content(runs: Sequence[TrainingRun]) -> Content:
     """Everything that the page shows except the curves."""
-    labels, both = labels_of(runs), compare_runs(runs)
+    labels, both = run_labels(runs), compare_runs(runs)
     summaries = [summarise_run(run, both.window if both is not None else None) for run in runs]
     return {
         "headline": headline(runs, summaries, labels, both),
@@ -81,11 +90,11 @@ def _run(run: TrainingRun) -> Content:
 def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Content]:
     """The loss of every run at a few places, the last of which all of them have reached."""
     end = min(one.samples or 0.0 for one in summaries)
-    found = []
+    points = []
     for share in _PLACES if end else ():
         losses = [along(run.steps, share * end, one.loss_window) for run, one in zip(runs, summaries, strict=True)]
-        found.append({"samples": share * end, "losses": losses})
-    return found
+        points.append({"samples": share * end, "losses": losses})
+    return points
 
 
 def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
@@ -94,7 +103,7 @@ def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
     names = dict.fromkeys(line.partition(":")[0] for lines in differ for line in lines)
     others = [name for name in names if name.split(".")[0] != "report" and name.split(".")[-1] not in _NO_CAUSE]
-    labels = labels_of(runs)
+    labels = run_labels(runs)
     return {
         **json_value(both),
         "same_loss": same_loss(both),
@@ -107,10 +116,10 @@ def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
 def _config(run: TrainingRun) -> Mapping[str, object]:
     """The content of run.yaml; empty where it is not a config."""
     try:
-        found = load_yaml(run.config)
+        config = load_yaml(run.config)
     except ValueError:
         return {}
-    return json_value(found) if isinstance(found, dict) else {}
+    return json_value(config) if isinstance(config, dict) else {}
 
 
 def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
@@ -128,8 +137,8 @@ def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
 
 def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
     """Settings that at least one run has, in the order of the first."""
-    said = [name for one in values for name, value in one.items() if value not in (None, "")]
-    names = list(dict.fromkeys(said))[:SHOWN_SETTINGS]
+    present = [name for one in values for name, value in one.items() if value not in (None, "")]
+    names = list(dict.fromkeys(present))[:SHOWN_SETTINGS]
     rows = [(shown(name, 80), [_short(one.get(name)) for one in values]) for name in names]
     return [{"name": name, "values": row, "differ": len({setting(one) for one in row}) > 1} for name, row in rows]
 
@@ -149,9 +158,9 @@ def _short(value: Scalar) -> Any:
 
 def setup_rows(runs: Sequence[TrainingRun]) -> list[Content]:
     """One line for each thing that at least one run says, with the words of all of them."""
-    said = [dict(_lines(run)) for run in runs]
-    names = dict.fromkeys(name for one in said for name in one)
-    rows = [(name, [one.get(name, "–") for one in said]) for name in names]
+    setups = [dict(_lines(run)) for run in runs]
+    names = dict.fromkeys(name for one in setups for name in one)
+    rows = [(name, [one.get(name, "–") for one in setups]) for name in names]
     return [{"name": name, "values": row, "differ": len({*row}) > 1} for name, row in rows]
 
 
@@ -160,10 +169,10 @@ def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
     if about.model:
         yield "Model", shown(about.model, LONGEST)
     if "origin.run" in about.other:
-        yield "Began from", start_of(run)
+        yield "Began from", initial_weights(run)
     if (method := _text(derived.get("method"))) is not None:
         yield "Method", _method(method, derived)
-    if (trained := _trained(derived)) is not None:
+    if (trained := _trained_parts(derived)) is not None:
         yield "Trained weights", trained
     if (data := _data(derived)) is not None:
         yield "Data", data
@@ -187,8 +196,8 @@ def _method(method: str, derived: Derived) -> str:
     return f"{method}: rank {shown(rank, 20)}, alpha {shown(derived.get('lora.alpha'), 20)}, {targets}"
 
 
-def _trained(derived: Derived) -> str | None:
-    found = []
+def _trained_parts(derived: Derived) -> str | None:
+    parts = []
     for part in _PARTS:
         trained, whole = (derived.get(f"{name}.{part}") for name in ("trainable", "weights"))
         if not isinstance(trained, int):
@@ -196,23 +205,23 @@ def _trained(derived: Derived) -> str | None:
         share = ""
         if isinstance(whole, int) and whole > trained:
             share = f" of {large(whole)} ({percent(trained / whole)})"
-        found.append(f"{part} {large(trained)}{share}" if trained else f"{part} frozen")
-    return ", ".join(found) or None
+        parts.append(f"{part} {large(trained)}{share}" if trained else f"{part} frozen")
+    return ", ".join(parts) or None
 
 
 def _data(derived: Derived) -> str | None:
     samples = derived.get("samples")
     if not isinstance(samples, int):
         return None
-    found = [f"{count(samples)} samples"]
+    parts = [f"{count(samples)} samples"]
     for name in ("images", "videos", "frames", "tokens", "supervised_tokens"):
         if isinstance(number := derived.get(name), int) and number:
-            found.append(f"{count(number)} {name.replace('_', ' ')}")
+            parts.append(f"{count(number)} {name.replace('_', ' ')}")
     epochs = derived.get("epochs")
     passes = (
         f", each seen {epochs:,.4g} times" if isinstance(epochs, int | float) and epochs != 1 else ", each seen once"
     )
-    return ", ".join(found) + (passes if epochs is not None else "")
+    return ", ".join(parts) + (passes if epochs is not None else "")
 
 
 def _rates(derived: Derived) -> str | None:
@@ -222,14 +231,14 @@ def _rates(derived: Derived) -> str | None:
             parts.setdefault(float(value), []).append(part)
     if not parts:
         return None
-    found = (
+    rates = (
         rate(next(iter(parts)))
         if len(parts) == 1
         else ", ".join(f"{rate(value)} ({', '.join(names)})" for value, names in parts.items())
     )
     warmup = derived.get("course.warmup_steps")
     ramp = f"{count(warmup)} steps of warm-up" if isinstance(warmup, int) and warmup else "no warm-up"
-    return f"{found}; {_text(derived.get('course.schedule'))} schedule, {ramp}"
+    return f"{rates}; {_text(derived.get('course.schedule'))} schedule, {ramp}"
 
 
 def _optimizer(derived: Derived) -> str | None:

@@ -16,7 +16,7 @@ from packtrain.reports.html import render, yaml_lines
 from packtrain.reports.markdown import markdown_table
 from packtrain.reports.run_charts import RunCharts, draw_runs, line_css
 from packtrain.reports.run_content import MOST_RUNS, runs_content
-from packtrain.reports.run_words import labels_of
+from packtrain.reports.run_words import run_labels
 from packtrain.reports.study_content import Content
 from packtrain.runs.training_run import TrainingRun, read_run
 
@@ -75,7 +75,7 @@ def write_run_report(run_folder: str | Path, *, others: Sequence[str | Path] = (
     page = out if out is not None else Path(run_folder) / (_compared_with(folders) if others else PAGE)
     if page.is_dir():
         raise ConfigError(str(page), got="a folder", expected="a file to write the page to")
-    text = markdown_of(runs_content(runs)) if page.suffix == ".md" else render_runs(runs)
+    text = run_markdown(runs_content(runs)) if page.suffix == ".md" else render_runs(runs)
     with atomic_path(page) as path:
         path.write_bytes(text.encode("utf-8", "replace"))
     return page
@@ -95,7 +95,7 @@ def _compared_with(folders: Sequence[str | Path]) -> str:
 
 def render_runs(runs: Sequence[TrainingRun]) -> str:
     """The page of one run or more; the first is the one it is about."""
-    content, charts = runs_content(runs), draw_runs(runs, labels_of(runs))
+    content, charts = runs_content(runs), draw_runs(runs, run_labels(runs))
     several = len(runs) > 1
     return render(
         "run.html.jinja",
@@ -108,13 +108,13 @@ def render_runs(runs: Sequence[TrainingRun]) -> str:
         equal_rows=_known(_EQUAL, content),
         whole_rows=_known(_WHOLE, content),
         memory_bar=_memory_bar(content),
-        markdown=markdown_of(content),
+        markdown=run_markdown(content),
         share_bar=share_bar,
         yaml_lines=[(remark, shown(line, _LINE)) for remark, line in yaml_lines(runs[0].config)],
     )
 
 
-def markdown_of(content: Content) -> str:
+def run_markdown(content: Content) -> str:
     """The headline, what led to it and the table of numbers, to be pasted elsewhere."""
     labels = [run["label"] for run in content["runs"]]
     ends = [f"- {run['label']}: {run['ended']}" for run in content["runs"] if not run["complete"] and len(labels) > 1]

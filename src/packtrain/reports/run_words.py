@@ -19,7 +19,7 @@ _ON_TOP = 0.001  # relative difference of losses that no chart can show
 _ENDED = {"complete": "Completed.", "not begun": "The first step has not finished yet."}
 
 
-def labels_of(runs: Sequence[TrainingRun]) -> list[str]:
+def run_labels(runs: Sequence[TrainingRun]) -> list[str]:
     """Short names that tell the runs apart: their modes if these do, else their folders.
 
     Folders of one name are numbered.
@@ -36,7 +36,7 @@ def headline(
 ) -> str:
     """The one thing to know."""
     if both is not None:
-        return _compared(runs, both, labels)
+        return _comparison_sentence(runs, both, labels)
     first = summaries[0]
     if not first.steps:
         return "No step yet"
@@ -53,8 +53,8 @@ def lead(
 ) -> str:
     """The run in two or three sentences."""
     if both is not None:
-        return " ".join(_compared_lead(summaries, labels, both))
-    return f"{_trained(runs[0], summaries[0])} {ended(runs[0])}{_falling(runs[0], summaries[0])}"
+        return " ".join(_comparison_sentences(summaries, labels, both))
+    return f"{_training_sentence(runs[0], summaries[0])} {ended(runs[0])}{_falling(runs[0], summaries[0])}"
 
 
 def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
@@ -63,35 +63,35 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
     `others`: settings that differ and affect the loss, apart from model, kernels and the samples of a step.
     """
     kernels = [run.about.derived.get("attn_implementation") for run in runs]
-    named = _listed(
-        [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _named(labels), strict=True)]
+    named = _join_words(
+        [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _short_names(labels), strict=True)]
     )
     kernel = f"other attention kernels ({named})" if len(set(kernels)) > 1 and all(kernels) else ""
     same, alike = same_steps(runs), _alike_steps(runs)
-    found, reasons = [], []
+    sentences, reasons = [], []
     if other_starts(runs):
-        starts = [f"{name} from {start_of(run)}" for name, run in zip(_named(labels), runs, strict=True)]
-        found.append(f"The runs started from different weights: {_listed(starts)}.")
+        starts = [f"{name} from {initial_weights(run)}" for name, run in zip(_short_names(labels), runs, strict=True)]
+        sentences.append(f"The runs started from different weights: {_join_words(starts)}.")
         reasons.append("their starting weights")
     if same:
-        found.append("Every optimizer step has the same samples in all runs.")
+        sentences.append("Every optimizer step has the same samples in all runs.")
     elif alike:
-        found.append("Every optimizer step has as many samples, tokens and labels in one run as in the other.")
+        sentences.append("Every optimizer step has as many samples, tokens and labels in one run as in the other.")
     else:
-        found.append("Steps of the runs hold different samples, so losses are compared after equally many samples.")
+        sentences.append("Steps of the runs hold different samples, so losses are compared after equally many samples.")
         sizes = [float(np.nan_to_num(run.steps["samples"]).mean()) if len(run.steps) else 0.0 for run in runs]
-        told = _listed([f"{decimal(size)} {name}" for size, name in zip(sizes, _named(labels), strict=True)])
+        each = _join_words([f"{decimal(size)} {name}" for size, name in zip(sizes, _short_names(labels), strict=True)])
         uneven = min(sizes) > 0 and max(sizes) > _UNEVEN * min(sizes)
-        reasons.append(f"how many samples make a step ({told})" if uneven else "which samples shared a step")
+        reasons.append(f"how many samples make a step ({each})" if uneven else "which samples shared a step")
     reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
     reasons += [kernel] if kernel else []
     if same and not other_starts(runs) and not others:
         rounding = "The remaining difference of their losses is rounding: sums in another order"
-        found.append(f"{rounding}, and by {kernel}." if kernel else f"{rounding}.")
-        found += ["Over samples their curves coincide."] if (apart or 0) < _ON_TOP else []
+        sentences.append(f"{rounding}, and by {kernel}." if kernel else f"{rounding}.")
+        sentences += ["Over samples their curves coincide."] if (apart or 0) < _ON_TOP else []
     elif reasons:
-        found.append(f"Their losses may differ by {_listed(reasons)}.")
-    return " ".join(found)
+        sentences.append(f"Their losses may differ by {_join_words(reasons)}.")
+    return " ".join(sentences)
 
 
 def same_steps(runs: Sequence[TrainingRun]) -> bool:
@@ -110,16 +110,16 @@ def _alike_steps(runs: Sequence[TrainingRun]) -> bool:
 
 def other_starts(runs: Sequence[TrainingRun]) -> bool:
     """Did the runs begin from different weights, as far as their names say?"""
-    return len({start_of(run) for run in runs}) > 1
+    return len({initial_weights(run) for run in runs}) > 1
 
 
-def start_of(run: TrainingRun) -> str:
+def initial_weights(run: TrainingRun) -> str:
     """The weights that a run began from."""
     about = run.about
     name = isolated(about.model or "a model", 80)
     if (origin := about.other.get("origin.run")) is not None:
-        seen = about.other.get("origin.samples_seen")
-        after = f", trained on {count(seen)} samples" if isinstance(seen, int) else ""
+        samples_seen = about.other.get("origin.samples_seen")
+        after = f", trained on {count(samples_seen)} samples" if isinstance(samples_seen, int) else ""
         weights = isolated(about.other.get("origin.weights") or "weights", 40)
         return f"{weights} of the run {isolated(Path(str(origin)).name, 40)}{after}"
     seed = about.other.get("origin.seed")
@@ -152,7 +152,7 @@ def _falling(run: TrainingRun, one: Summary) -> str:
     return f" The loss was still falling: by {percent(one.fall)} over the last {count(one.loss_window)} samples."
 
 
-def _trained(run: TrainingRun, one: Summary) -> str:
+def _training_sentence(run: TrainingRun, one: Summary) -> str:
     mode = f" {run.about.mode}" if run.about.mode in ("packed", "padded") else ""
     words = f"{isolated(run.about.model or 'A model', 80)}, trained{mode}"
     if one.steps:
@@ -171,12 +171,14 @@ def too_few(labels: Sequence[str], both: Comparison) -> str:
     """Why speeds are not compared, or nothing where they are."""
     if both.enough:
         return ""
-    have = [f"{name} has {counted(one.steps, 'step')}" for name, one in zip(_named(labels), both.runs, strict=True)]
+    have = [
+        f"{name} has {counted(one.steps, 'step')}" for name, one in zip(_short_names(labels), both.runs, strict=True)
+    ]
     needed = f"{FEWEST} of each after warm-up are needed to compare speed"
-    return f"In {count(both.samples)} samples {_listed(have)}; {needed}"
+    return f"In {count(both.samples)} samples {_join_words(have)}; {needed}"
 
 
-def _compared(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[str]) -> str:
+def _comparison_sentence(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[str]) -> str:
     subject, speed = labels[both.subject], both.runs[both.subject].speedup
     if both.apart is None:
         return "A loss is not a number"
@@ -192,32 +194,32 @@ def _compared(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[st
     return f"{learned}, {times(speed)} as fast" if same else f"{learned}; {subject} is {times(speed)} as fast"
 
 
-def _compared_lead(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
-    names, found = _named(labels), []
+def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
+    names, sentences = _short_names(labels), []
     values = [one.eval_loss if both.evaluated else one.loss for one in both.runs]
     losses = [f"{loss(value)} {name}" for name, value in zip(names, values, strict=True) if value is not None]
     if losses:
         apart = f", {percent(both.apart)} apart" if both.apart is not None else ""
         which = "the loss on held-out data" if both.evaluated else "the loss"
-        found.append(f"After {count(both.samples)} samples each {which} is {_listed(losses)}{apart}.")
+        sentences.append(f"After {count(both.samples)} samples each {which} is {_join_words(losses)}{apart}.")
     if both.noise is not None and ALIKE < (both.apart or 0) <= both.noise:
-        found.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
-    found += [f"{few}."] if (few := too_few(labels, both)) else []
+        sentences.append(f"Single steps alone make such losses differ by up to {percent(both.noise)}.")
+    sentences += [f"{few}."] if (few := too_few(labels, both)) else []
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
     if spent:
-        found.append(f"Training took {_listed(spent)} after warm-up.")
+        sentences.append(f"Training took {_join_words(spent)} after warm-up.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]
     if len(padding) > 1 and any(one.padding for one in summaries):
-        found.append(f"The share of padding in what was computed is {_listed(padding)}.")
-    return found
+        sentences.append(f"The share of padding in what was computed is {_join_words(padding)}.")
+    return sentences
 
 
-def _named(labels: Sequence[str]) -> list[str]:
+def _short_names(labels: Sequence[str]) -> list[str]:
     """Labels inside a sentence."""
     return [label.lower() if label in ("Packed", "Padded") else isolated(label) for label in labels]
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -45,8 +45,8 @@ def study_content(study: Study) -> Content:
         "about": study_about(study),
         "headline": _headline(study, chosen),
         "dataset": {**json_value(study.dataset), "modality_shares": _shares(study.dataset.modality_tokens)},
-        "padded": [{**json_value(run), **_padded(run, study.padded[0], study.epochs)} for run in study.padded],
-        "simulations": [{**json_value(one), **_simulated(one, study.epochs)} for one in study.simulations],
+        "padded": [{**json_value(run), **_padded_values(run, study.padded[0], study.epochs)} for run in study.padded],
+        "simulations": [{**json_value(one), **_simulation_values(one, study.epochs)} for one in study.simulations],
         "recommendation": json_value(study.recommendation),
         "memory": _memory(study),
         "balance": json_value(study.balance),
@@ -56,7 +56,7 @@ def study_content(study: Study) -> Content:
 
 
 def study_about(study: Study) -> Content:
-    """What was studied."""
+    """The subject of the study."""
     names = ("costs", "model", "model_type", "parameters", "gpu", "gpus", "epochs", "setup", "baseline")
     return {name: json_value(getattr(study, name)) for name in names}
 
@@ -147,10 +147,10 @@ def _shares(tokens: Mapping[str, int]) -> dict[str, float]:
 
 def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: int) -> Content:
     """Speeds, and all epochs together."""
-    known = run.seconds > 0
+    is_known = run.seconds > 0
     return {
-        "samples_per_second": json_value(samples / run.seconds) if known else None,
-        "seconds_per_step": json_value(run.seconds / run.steps) if known and run.steps else None,
+        "samples_per_second": json_value(samples / run.seconds) if is_known else None,
+        "seconds_per_step": json_value(run.seconds / run.steps) if is_known and run.steps else None,
         "total_steps": epochs * run.steps,
         "total_samples": epochs * samples,
         "total_tokens": epochs * tokens,
@@ -158,18 +158,18 @@ def _over_time(run: PaddedRun | Simulation, samples: int, tokens: int, epochs: i
     }
 
 
-def _padded(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
+def _padded_values(run: PaddedRun, baseline: PaddedRun, epochs: int) -> Content:
     """Speeds and sizes of a padded run, as a packed one has them."""
-    known = run.seconds > 0
+    is_known = run.seconds > 0
     return {
-        "tokens_per_second": json_value(run.tokens_per_second) if known else None,
+        "tokens_per_second": json_value(run.tokens_per_second) if is_known else None,
         "samples_per_step": json_value(run.samples / run.steps) if run.steps else None,
-        "speedup": json_value(run.tokens_per_second / baseline.tokens_per_second) if known else None,
+        "speedup": json_value(run.tokens_per_second / baseline.tokens_per_second) if is_known else None,
         **_over_time(run, run.samples, run.real_tokens, epochs),
     }
 
 
-def _simulated(one: Simulation, epochs: int) -> Content:
+def _simulation_values(one: Simulation, epochs: int) -> Content:
     capacity = one.packs * one.packing_length
     real = round(one.fill * capacity)
     return {
@@ -184,11 +184,11 @@ def _simulated(one: Simulation, epochs: int) -> Content:
 def _memory(study: Study) -> Content:
     report = study.memory
     estimate, size = report.estimate, report.gpu_bytes
-    found: Content = json_value(report)
-    for one, other in zip(found["beside"], report.beside, strict=True):
+    content: Content = json_value(report)
+    for one, other in zip(content["beside"], report.beside, strict=True):
         one["estimate"]["total"] = other.estimate.total
-    found["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
-    found["estimate"] |= {
+    content["vision_total"] = {name: report.vision_layers * size for name, size in report.vision_layer.items()}
+    content["estimate"] |= {
         "total": estimate.total,
         "states": estimate.states,
         "activations": estimate.activations,
@@ -198,12 +198,12 @@ def _memory(study: Study) -> Content:
         "share": json_value(estimate.total / size) if size else None,
     }
     host = report.host
-    found["host"] = {
+    content["host"] = {
         "memory": {"total": host.memory_bytes, "parts": json_value((*host.memory, *host.shared_memory))},
         "shared_memory": {"total": host.shared_memory_bytes, "parts": json_value(host.shared_memory)},
         "disk": {"total": host.disk_bytes, "parts": json_value(host.disk)},
     }
-    return found
+    return content
 
 
 def _short(group: Content) -> Content:
@@ -233,12 +233,12 @@ def _rest(groups: list[Content]) -> Content:
 def most_frequent(ledger: Mapping[str, int]) -> dict[str, int]:
     """The most frequent reasons; the others under one name, so that the sum stays."""
     ordered = sorted(ledger.items(), key=lambda item: (-item[1], item[0]))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for reason, number in ordered[:SHOWN_REASONS]:
-        found[shown(reason, 120)] += number
+        counts[shown(reason, 120)] += number
     if rest := ordered[SHOWN_REASONS:]:
-        found[f"{len(rest):,} other reasons"] = sum(number for _, number in rest)
-    return dict(found)
+        counts[f"{len(rest):,} other reasons"] = sum(number for _, number in rest)
+    return dict(counts)
 
 
 # ---- which numbers are shown side by side, and under which words: on the page, in Markdown and in figures

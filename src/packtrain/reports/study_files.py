@@ -116,10 +116,10 @@ def _refuse_others(out: Path) -> None:
     if not out.is_dir():
         return
     left = leftovers(out, "study")
-    found = [
+    others = [
         path for path in sorted(out.rglob("*")) if not path.is_dir() and not any(one in path.parents for one in left)
     ]
-    names = [path.relative_to(out).as_posix() for path in found]
+    names = [path.relative_to(out).as_posix() for path in others]
     foreign = [name for name in names if name not in FILES]
     if not foreign and names:
         foreign = [] if _is_study(out, names) else names
@@ -196,8 +196,8 @@ _ROWS = 1 << 16  # formatted at once: some 20 MB of text, and offsets stay in 32
 
 def _lines(chunk: SampleChunk, start: int, stop: int) -> pa.Buffer:
     """Lines as one buffer. Only names go through Python; numbers are formatted and joined by column."""
-    known: dict[str, bytes] = {}
-    sources = [known.get(name) or known.setdefault(name, _string(name)) for name in chunk.source[start:stop]]
+    cached: dict[str, bytes] = {}
+    sources = [cached.get(name) or cached.setdefault(name, _string(name)) for name in chunk.source[start:stop]]
     packs = np.asarray(chunk.pack[start:stop])
     why = [b""] * (stop - start)
     for position in np.flatnonzero(packs < 0).tolist():

@@ -118,7 +118,7 @@ def _charts(study: Study, colours: Mapping[str, str]) -> dict[str, object]:
         "lines": [limits or "no further limits" for limits in by_limits(study.simulations)],
         "sweep": sweep_charts(study),
         "waste": _waste(study.padded, chosen),
-        "memory_small": _used(study),
+        "memory_small": _memory_bar(study),
         "memory": _memory(study),
         "balance": balance_chart(study.balance),
         "packs": packs_picture(picture, chosen.packing_length, colours) if picture else None,
@@ -312,7 +312,7 @@ def _memory(study: Study) -> tuple[Drawing, ...]:
     return tuple(bars)
 
 
-def _used(study: Study) -> Markup:
+def _memory_bar(study: Study) -> Markup:
     """How much of a GPU the recommended packing uses, as one bar."""
     used, size = headline_memory(study), study.memory.gpu_bytes
     return stacked_bar(

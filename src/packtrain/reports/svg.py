@@ -49,10 +49,10 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     return Markup(f"<{name}{words}>") + inside + Markup(f"</{name}>")
 
 
-def percent_of(value: float) -> str:
+def to_percent(value: float) -> str:
     """A horizontal position between 0 and 1.
 
-    >>> percent_of(1 / 3)
+    >>> to_percent(1 / 3)
     '33.33%'
     """
     return f"{100 * value:.2f}".rstrip("0").rstrip(".") + "%"
@@ -129,7 +129,7 @@ def y_at(scale: Scale, value: float, height: int) -> float:
 def x_label(text: str, at: float, height: int, css: str = "tick") -> Markup:
     """A label under the plot, turned inwards at the ends so that it stays inside."""
     anchor = "start" if at < 0.06 else "end" if at > 0.94 else "middle"
-    return element("text", text, x=percent_of(at), y=height - 6, class_=css, text_anchor=anchor)
+    return element("text", text, x=to_percent(at), y=height - 6, class_=css, text_anchor=anchor)
 
 
 def _attribute(key: str) -> str:

@@ -1,7 +1,7 @@
 """A training run as its folder tells it: metrics, early warnings, evaluations; several runs compared.
 
-The process that trains writes through `RunFolder` (run.json is a `RunFacts`) and `MetricsLog`. Whoever looks at a run,
-also while it is trained or after a crash, gets a `TrainingRun` from `read_run`, and its numbers from `summarise_run`.
+The process that trains writes through `RunFolder` (run.json is a `RunFacts`) and `MetricsLog`. A run can be read
+at any time, also during training or after a crash: `read_run` gives a `TrainingRun`, `summarise_run` its numbers.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class MetricsLog:
         self.close()
         last: StepMetrics | None = None
         if self._path.exists():
-            kept, last = _kept(self._path, step, evaluated)
+            kept, last = _kept_length(self._path, step, evaluated)
             os.truncate(self._path, kept)
         self._last = last.step if last is not None else 0
         self._open()
@@ -175,7 +175,7 @@ def read_metrics(path: str | Path) -> Metrics:
     warnings: list[EarlyWarning] = []
     unreadable = 0
     for number, (_, line) in enumerate(_lines(path)):
-        values = _parsed(line)
+        values = _parse(line)
         if number == 0:
             _check_version(path, values)
             continue
@@ -194,11 +194,11 @@ def read_metrics(path: str | Path) -> Metrics:
     return Metrics(steps=tuple(steps), evaluations=tuple(evaluations), warnings=tuple(warnings), unreadable=unreadable)
 
 
-def _kept(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | None]:
+def _kept_length(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | None]:
     """Where the first line of a later step or evaluation begins, and the last step before it."""
     kept, last = 0, None
     for number, (end, line) in enumerate(_lines(path)):
-        values = _parsed(line)
+        values = _parse(line)
         if number == 0:
             _check_version(path, values)
         at = values.get("step", 0)
@@ -226,12 +226,12 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield end, line
 
 
-def _parsed(line: bytes) -> Mapping[str, Any]:
+def _parse(line: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:  # also bytes that are no text
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _check_version(path: Path, values: Mapping[str, Any]) -> None:

@@ -60,14 +60,14 @@ class RunOutcome:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> RunOutcome:
-        """As run.json has it.
+        """Read the outcome as run.json has it.
 
         >>> RunOutcome.of(RunOutcome(status="complete", loss=float("inf")).plain()).loss
         inf
         """
         numbers = ("loss", "eval_loss", "tokens_per_second", "seconds")
-        found = {name: value for name, value in plain.items() if name in cls.__slots__}
-        return cls(**found | {name: float(found[name]) for name in numbers if isinstance(found.get(name), str)})
+        values = {name: value for name, value in plain.items() if name in cls.__slots__}
+        return cls(**values | {name: float(values[name]) for name in numbers if isinstance(values.get(name), str)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,25 +113,25 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        """How it ended; `begun` where it has not said."""
+        """How it ended; `begun` where it has not recorded that."""
         return self.outcome.status if self.outcome is not None else "begun"
 
     def to_json(self) -> dict[str, Any]:
         """The content of run.json."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "invocation"}
         outcome = self.outcome.plain() if self.outcome is not None else None
-        found = {**plain, **asdict(self.invocation), "outcome": outcome}
+        values = {**plain, **asdict(self.invocation), "outcome": outcome}
         later = ("outcome", "began", "ended")
-        return {name: value for name, value in found.items() if value is not None or name not in later}
+        return {name: value for name, value in values.items() if value is not None or name not in later}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> RunFacts:
         """From the content of run.json."""
         own, started = ({one.name for one in fields(kind)} & body.keys() for kind in (cls, Invocation))
-        found = {name: body[name] for name in own}
+        values = {name: body[name] for name in own}
         if (outcome := body.get("outcome")) is not None:
-            found["outcome"] = RunOutcome.of({"status": "begun", **outcome})
-        return cls(**found, invocation=Invocation(**{name: body[name] for name in started}))
+            values["outcome"] = RunOutcome.of({"status": "begun", **outcome})
+        return cls(**values, invocation=Invocation(**{name: body[name] for name in started}))
 
 
 def _finite(value: Any) -> Any:
@@ -264,19 +264,19 @@ def origin(model: str, seed: int) -> dict[str, Any] | None:
     except ArtifactError:
         return None
     ended = facts.outcome if weights.name == FINAL else None
-    seen = {} if ended is None else {"step": ended.step, "samples_seen": ended.samples_seen}
-    return {"run": str(weights.parent), "weights": weights.name, "model": facts.model, **seen}
+    progress = {} if ended is None else {"step": ended.step, "samples_seen": ended.samples_seen}
+    return {"run": str(weights.parent), "weights": weights.name, "model": facts.model, **progress}
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that a run's numbers depend on."""
-    found = {"python": platform.python_version(), "packtrain": packtrain.__version__}
+    versions_by_name = {"python": platform.python_version(), "packtrain": packtrain.__version__}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions_by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_by_name
 
 
 def commit() -> str | None:
@@ -284,10 +284,10 @@ def commit() -> str | None:
     # No program that the repository's own settings name is run.
     command = ("git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return completed.stdout.strip() or None
 
 
 def plain_values(value: Any) -> Any:

@@ -111,9 +111,9 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
         warm_seconds=float(seconds[warm].sum()) or None,
         step_seconds=_median(steps["step_seconds"][timed]),
         padding=_padding(steps),
-        mfu=_weighted(steps["mfu"][timed], seconds[timed]),
+        mfu=_weighted_mean(steps["mfu"][timed], seconds[timed]),
         wait_share=_waiting(steps, seconds, timed),
-        spread=_weighted(steps["spread"][timed], seconds[timed]),
+        spread=_weighted_mean(steps["spread"][timed], seconds[timed]),
         memory=memory,
         memory_limit=limit,
         memory_share=memory / limit if memory and limit else None,
@@ -124,22 +124,22 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
 
 def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
-    seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
-    if len(runs) < 2 or min(seen) <= 0:
+    samples_seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
+    if len(runs) < 2 or min(samples_seen) <= 0:
         return None
-    samples = min(seen)
+    samples = min(samples_seen)
     window = max(loss_window(run.steps, samples) for run in runs)
     losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
-    known = [loss for loss in losses if loss is not None]
-    target = max(known) if len(known) == len(runs) else None
+    present = [loss for loss in losses if loss is not None]
+    target = max(present) if len(present) == len(runs) else None
     times = [_at_samples(run.steps, run.steps.elapsed, samples) or None for run in runs]
     baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
-    judged = [_evaluated(run, samples) for run in runs]
+    judged = [_eval_loss_at(run, samples) for run in runs]
     evaluated = None not in judged
     reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]
     enough = all((~run.steps.warm[:number]).sum() >= FEWEST for number, run in zip(reached, runs, strict=True))
     tokens = [_at_samples(run.steps, run.steps["tokens_seen"], samples) for run in runs]
-    found = tuple(
+    compared = tuple(
         AtEqualSamples(
             loss=losses[at],
             eval_loss=judged[at],
@@ -162,15 +162,15 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
         apart=_apart(judged if evaluated else losses),
         noise=None if evaluated else _noise([(run.steps, number) for run, number in zip(runs, reached, strict=True)]),
         enough=enough,
-        runs=found,
+        runs=compared,
     )
 
 
 def loss_window(steps: Steps, samples: float | None = None) -> float:
     """The samples that a loss is a mean over: the last tenth, and those of the last step at least."""
-    seen = (samples if samples is not None else _last(steps["samples_seen"])) or 1.0
-    last = steps["samples"][: np.searchsorted(steps["samples_seen"], seen * (1 - 1e-9)) + 1][-1:]
-    return float(max(LAST * seen, np.nan_to_num(last).sum()))
+    samples_seen = (samples if samples is not None else _last(steps["samples_seen"])) or 1.0
+    last = steps["samples"][: np.searchsorted(steps["samples_seen"], samples_seen * (1 - 1e-9)) + 1][-1:]
+    return float(max(LAST * samples_seen, np.nan_to_num(last).sum()))
 
 
 def along(steps: Steps, samples: float, window: float) -> float | None:
@@ -216,11 +216,11 @@ def _padding(steps: Steps) -> float | None:
     share, tokens = steps["padding_share"], steps["tokens"]
     good = np.isfinite(share) & np.isfinite(tokens) & (tokens > 0) & (share < 1)
     if not good.any():
-        return _weighted(share, np.ones(len(steps)))
+        return _weighted_mean(share, np.ones(len(steps)))
     return float(1 - tokens[good].sum() / (tokens[good] / (1 - share[good])).sum())
 
 
-def _evaluated(run: TrainingRun, samples: float) -> float | None:
+def _eval_loss_at(run: TrainingRun, samples: float) -> float | None:
     """The loss of the evaluation that is nearest to this many samples, if it is near."""
     near = [
         one
@@ -232,18 +232,18 @@ def _evaluated(run: TrainingRun, samples: float) -> float | None:
 
 def _apart(losses: Sequence[float | None]) -> float | None:
     """How far the highest is above the lowest, relatively."""
-    known = [loss for loss in losses if loss is not None]
-    if len(known) < len(losses) or not min(known):
+    present = [loss for loss in losses if loss is not None]
+    if len(present) < len(losses) or not min(present):
         return None
-    return (max(known) - min(known)) / abs(min(known))
+    return (max(present) - min(present)) / abs(min(present))
 
 
 def _fall(steps: Steps, window: float) -> float | None:
-    seen = _last(steps["samples_seen"]) or 0.0
+    samples_seen = _last(steps["samples_seen"]) or 0.0
     noise = _noise([(steps, len(steps))] * 2)
-    if len(steps) < FEWEST or seen < 2 * window or noise is None:
+    if len(steps) < FEWEST or samples_seen < 2 * window or noise is None:
         return None
-    before, after = (along(steps, place, window) for place in (seen - window, seen))
+    before, after = (along(steps, place, window) for place in (samples_seen - window, samples_seen))
     fall = 1 - after / before if before and after is not None else 0.0
     return fall if abs(fall) > noise else None
 
@@ -277,10 +277,10 @@ def _per_second(steps: Steps, name: str, timed: np.ndarray, seconds: float) -> f
 def _waiting(steps: Steps, seconds: np.ndarray, timed: np.ndarray) -> float | None:
     if steps.known("data_wait_seconds") and seconds[timed].sum() > 0:
         return float(np.nansum(steps["data_wait_seconds"][timed]) / seconds[timed].sum())
-    return _weighted(steps["data_wait_share"][timed], seconds[timed])
+    return _weighted_mean(steps["data_wait_share"][timed], seconds[timed])
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray) -> float | None:
+def _weighted_mean(values: np.ndarray, weights: np.ndarray) -> float | None:
     good = np.isfinite(values) & (weights > 0)
     return float(np.average(values[good], weights=weights[good])) if good.any() else None
 
@@ -291,7 +291,7 @@ def _median(values: np.ndarray) -> float | None:
 
 
 def _mean(values: np.ndarray) -> float | None:
-    return _weighted(values, np.ones(len(values)))
+    return _weighted_mean(values, np.ones(len(values)))
 
 
 def _most(values: np.ndarray) -> float | None:

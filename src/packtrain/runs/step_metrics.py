@@ -1,4 +1,4 @@
-"""What is known of one optimizer step over all ranks: one line of metrics.jsonl, and what loggers are told.
+"""Metrics of one optimizer step over all ranks: one line of metrics.jsonl, and the values for loggers.
 
 A metric is declared once: its key in the log, its row in the documentation, the column of a run that is read back and
 its chart on the page follow from that.
@@ -213,7 +213,7 @@ SUMMED = frozenset(name for name, one in _DECLARED.items() if one.metadata["over
 
 
 def over_ranks(shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The fields that follow from the same numbers of every rank, where NaN is what is not known."""
+    """The fields that follow from the same numbers of every rank, where NaN is unknown."""
     return {
         name: _over_ranks(one, [share[name] for share in shares])
         for name, one in _DECLARED.items()
@@ -226,8 +226,8 @@ def _over_ranks(one: Field[Any], values: list[float]) -> float | None:
     if how == "sum":
         total = sum(values)
     else:
-        known = [value for value in values if not math.isnan(value)]
-        total = (min if how == "min" else max)(known, default=math.nan)
+        numbers = [value for value in values if not math.isnan(value)]
+        total = (min if how == "min" else max)(numbers, default=math.nan)
     if math.isnan(total):
         return None if "None" in str(one.type) else 0
     return int(total) if "int" in str(one.type) else total
@@ -256,7 +256,7 @@ def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
 
 
 def flat(metrics: StepMetrics) -> dict[str, float]:
-    """The numbers of a step for `Trainer.log`, which TensorBoard and W&B take them from; what is not known is left out.
+    """The numbers of a step for `Trainer.log`, which TensorBoard and W&B take them from; unknown ones are left out.
 
     Names are those of metrics.jsonl. `learning_rate` is that of the language model, or the first where it is frozen;
     with several, each part's own is beside it.

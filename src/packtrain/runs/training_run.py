@@ -56,13 +56,13 @@ class Steps:
         run of one step has none.
         """
         seconds = np.nan_to_num(self.columns["step_seconds"])
-        found = np.zeros(len(seconds), bool)
+        mask = np.zeros(len(seconds), bool)
         if len(seconds) < 2:
-            return found
+            return mask
         beginning = seconds[:_BEGINNING]
-        found[: len(beginning)] = beginning > _SLOW * np.median(beginning)
-        found[0], found[len(seconds) // 2 :] = True, False  # at least half of a short run counts
-        return found
+        mask[: len(beginning)] = beginning > _SLOW * np.median(beginning)
+        mask[0], mask[len(seconds) // 2 :] = True, False  # at least half of a short run counts
+        return mask
 
     @property
     def elapsed(self) -> np.ndarray:
@@ -113,20 +113,20 @@ class TrainingRun:
 
     @property
     def is_training(self) -> bool:
-        """Is it still trained? A process that has said how the run ended holds its folder a little longer."""
+        """Is it still trained? A process that has recorded how the run ended holds its folder a little longer."""
         return self.is_held and not self.has_ended
 
     @property
     def has_ended(self) -> bool:
-        """Has it said how?"""
+        """Has it recorded how it ended?"""
         return self.status not in ("running", "begun", "not begun")
 
     @property
     def status(self) -> str:
         """How it ended, as far as it is known."""
-        said = self.about.outcome.get("status")
-        if said:
-            return str(said)
+        recorded = self.about.outcome.get("status")
+        if recorded:
+            return str(recorded)
         return "begun" if len(self.steps) else "not begun"
 
 
@@ -138,13 +138,13 @@ def read_run(folder: str | Path) -> TrainingRun:
     folder = Path(folder)
     _check(folder)
     notes: list[str] = []
-    found = _object(folder / RUN, notes)
-    title = found.get("title")
+    facts = _object(folder / RUN, notes)
+    title = facts.get("title")
     steps, evaluations, warnings = _metrics(folder / METRICS, notes)
     return TrainingRun(
         folder=folder,
         name=(title.strip() if isinstance(title, str) else "") or folder.resolve().name or str(folder),
-        about=_about(found),
+        about=_about(facts),
         steps=steps,
         evaluations=evaluations,
         warnings=warnings,
@@ -167,7 +167,7 @@ def _check(folder: Path) -> None:
     raise PathError(where, got=f"neither {RUN} nor {METRICS}", expected=expected)
 
 
-def _opened(path: Path, notes: list[str]) -> BinaryIO:
+def _open(path: Path, notes: list[str]) -> BinaryIO:
     """A file that may be missing: then an empty one. A link is refused: the folder may be another user's."""
     try:
         return os.fdopen(open_own(path, os.O_RDONLY), "rb")
@@ -179,7 +179,7 @@ def _opened(path: Path, notes: list[str]) -> BinaryIO:
 
 
 def _text(path: Path, notes: list[str]) -> str:
-    with _opened(path, notes) as file:
+    with _open(path, notes) as file:
         return file.read().decode("utf-8", "replace")
 
 
@@ -188,28 +188,28 @@ def _object(path: Path, notes: list[str]) -> Mapping[str, object]:
     if not text:
         return {}
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         notes.append(f"{path.name} is no JSON: {error}.")
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         notes.append(f"{path.name} holds no object.")
         return {}
-    return found
+    return value
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, object]]:
     """The objects of a file of lines. A last line that is not finished belongs to a writer that is still at work."""
     broken = 0
-    with _opened(path, notes) as file:
+    with _open(path, notes) as file:
         for line in file:
             try:
-                found = json.loads(line)
+                value = json.loads(line)
             except (ValueError, RecursionError):
                 broken += line.endswith(b"\n") and bool(line.strip())
                 continue
-            if isinstance(found, dict):
-                yield found
+            if isinstance(value, dict):
+                yield value
             else:
                 broken += 1
     if broken:
@@ -231,8 +231,8 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ..
             samples = _whole(line.get("samples_seen")) or 0
             evaluations[step] = EvalMetrics(step=step, epoch=epoch, eval_loss=loss, samples_seen=samples)
         elif kind == "warning":
-            of, found, advice = (str(line.get(key, "")) for key in ("warning", "found", "advice"))
-            warnings.append(EarlyWarning(step=step, kind=of, found=found, advice=advice))
+            of, finding, advice = (str(line.get(key, "")) for key in ("warning", "found", "advice"))
+            warnings.append(EarlyWarning(step=step, kind=of, found=finding, advice=advice))
     ordered = [steps[step] for step in sorted(steps)]
     whole = [line for line in ordered if _whole(line.get("samples_seen")) is not None]
     if len(whole) < len(ordered):
@@ -242,7 +242,7 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ..
 
 def _columns(lines: list[Mapping[str, object]]) -> Steps:
     columns = {key: np.array([_number(line.get(key)) for line in lines], np.float64) for key in STEP_KEYS}
-    rates = [found if isinstance(found := line.get(LEARNING_RATES), dict) else {} for line in lines]
+    rates = [by_group if isinstance(by_group := line.get(LEARNING_RATES), dict) else {} for line in lines]
     parts = dict.fromkeys(part for rate in rates for part in rate)
     return Steps(columns=columns, rates={part: np.array([_number(rate.get(part)) for rate in rates]) for part in parts})
 
@@ -260,23 +260,23 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
-def _about(found: Mapping[str, object]) -> About:
+def _about(facts: Mapping[str, object]) -> About:
     own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
     # What the user's config said is in run.yaml too, resolved; what was measured, and weights, are for resuming.
     apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
     return About(
-        model=_string(found.get("model")),
-        mode=_string(found.get("mode")),
-        plan=_string(found.get("plan")),
-        packs_per_step=_whole(found.get("packs_per_step")),
-        rows_per_batch=_whole(found.get("rows_per_batch")) or 1,
-        seed=_whole(found.get("seed")) or 0,
-        balance=_string(found.get("balance")) or "sorted",
-        world=_whole(found.get("world")) or 1,
-        derived=_flat(found.get("derived")),
-        outcome=_flat(found.get("outcome")),
-        other=_flat({key: value for key, value in found.items() if key not in (*own, *apart)}),
-        said=tuple(str(line) for key in ("prepared", "notes") for line in _list(found.get(key))),
+        model=_string(facts.get("model")),
+        mode=_string(facts.get("mode")),
+        plan=_string(facts.get("plan")),
+        packs_per_step=_whole(facts.get("packs_per_step")),
+        rows_per_batch=_whole(facts.get("rows_per_batch")) or 1,
+        seed=_whole(facts.get("seed")) or 0,
+        balance=_string(facts.get("balance")) or "sorted",
+        world=_whole(facts.get("world")) or 1,
+        derived=_flat(facts.get("derived")),
+        outcome=_flat(facts.get("outcome")),
+        other=_flat({key: value for key, value in facts.items() if key not in (*own, *apart)}),
+        said=tuple(str(line) for key in ("prepared", "notes") for line in _list(facts.get(key))),
     )
 
 
@@ -292,16 +292,16 @@ def _flat(value: object, path: str = "") -> dict[str, Scalar]:
     """Inner values by their path; lists of plain values as one text."""
     if not isinstance(value, dict):
         return {}
-    found: dict[str, Scalar] = {}
+    flat: dict[str, Scalar] = {}
     for key, inner in value.items():
         name = f"{path}{key}"
         if isinstance(inner, dict):
-            found |= _flat(inner, f"{name}.")
+            flat |= _flat(inner, f"{name}.")
         elif isinstance(inner, list):
-            found[name] = ", ".join(str(one) for one in inner[:20]) + ("…" if len(inner) > 20 else "")
+            flat[name] = ", ".join(str(one) for one in inner[:20]) + ("…" if len(inner) > 20 else "")
         else:
-            found[name] = inner
-    return found
+            flat[name] = inner
+    return flat
 
 
 def _ledger(path: Path, notes: list[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What ranks do together: small sums, faults of one rank that are faults of all, checksums of files."""
+"""Work that all ranks do together: small sums, faults of one rank that are faults of all, checksums of files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def sum_over_ranks(values: Sequence[torch.Tensor | float], device: torch.device)
 
 
 def any_rank(mine: Callable[[], bool], device: torch.device) -> Callable[[], bool]:
-    """A question that all ranks ask again and again, in step: has any of them said yes?
+    """A question that all ranks ask again and again, in step: has any of them answered yes?
 
-    With several ranks the answer is that of the round before, whose sum is there by now, so that hardly anyone waits.
+    With several ranks the answer is that of the round before, whose sum is there by now, so ranks hardly ever wait.
     """
     if world_size() == 1:
         return mine
@@ -103,7 +103,7 @@ class Sums:
 
 
 def shared_sums(folder: Path, report: Callable[[Checking], None] = lambda _: None) -> Sums:
-    """Of every file below a folder. All ranks call it; what one of them cannot read is said by all that see it."""
+    """Checksums of every file below a folder. All ranks call it; a file that one cannot read is reported by all."""
     fault = None
     states: _FileStates = {}
     try:
@@ -142,13 +142,13 @@ def _read(
 
 
 def _files(folder: Path) -> _FileStates:
-    found: _FileStates = {}
+    states: _FileStates = {}
     for at, _, names in os.walk(folder):
         for name in names:
             path = Path(at) / name
             state = path.lstat()
-            found[path.relative_to(folder).as_posix()] = state.st_size, state.st_ino, state.st_mtime_ns
-    return found
+            states[path.relative_to(folder).as_posix()] = state.st_size, state.st_ino, state.st_mtime_ns
+    return states
 
 
 def _share(sizes: Mapping[str, int], ranks: int) -> list[list[str]]:

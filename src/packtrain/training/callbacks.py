@@ -31,7 +31,7 @@ _FREEZE_AFTER = (1, 10)  # steps: layers are compiled in the first ones
 
 
 def saved_state(state: TrainerState, name: str) -> Any:
-    """What the checkpoint that a run resumes from has under a name; None where it has nothing."""
+    """The state that the checkpoint a run resumes from has under a name; None where it has none."""
     return (state.stateful_callbacks or {}).get(name)
 
 
@@ -84,7 +84,7 @@ class RunFlow(TrainerCallback):
             control.should_save = self._saved != step
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """What was done at the end of the step is not done again at the end of the epoch."""
+        """Work done at the end of the step is not repeated at the end of the epoch."""
         step = state.global_step
         if self._evaluated == step or self.interrupted is not None:
             control.should_evaluate = False
@@ -107,7 +107,7 @@ class RunFlow(TrainerCallback):
         return any_rank(lambda: self._interrupts.asked is not None, device) if self._may_cut else lambda: False
 
     def cut(self, state: TrainerState, control: TrainerControl) -> None:
-        """An evaluation was cut short: save what is not saved yet, and stop. A resumed run makes up for it."""
+        """An evaluation was cut short: save unsaved work, and stop. A resumed run makes up for it."""
         self.interrupted = self._interrupts.asked or _ELSEWHERE
         _owe(state)
         control.should_save, control.should_training_stop = self._saved != state.global_step, True
@@ -186,9 +186,9 @@ class RunWatch(TrainerCallback):
         self._state: TrainerState | None = None
         self._saved = 0  # step of the newest checkpoint
 
-    def on_packing_check(self, verdict: CheckReport) -> None:
+    def on_packing_check(self, report: CheckReport) -> None:
         """The check before the first step has passed."""
-        for line in verdict.summary_lines():
+        for line in report.summary_lines():
             self._progress.note(f"packing check: {line}")
 
     def on_step(self, metrics: StepMetrics) -> None:
@@ -200,7 +200,7 @@ class RunWatch(TrainerCallback):
         self._keep()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Behind a checkpoint's step nothing is kept that will come again."""
+        """Drop the metrics after a checkpoint's step, since they will come again."""
         self._saved = state.global_step
         last, self._state = self._log.resume(state.global_step, evaluated=not is_due(state)), state
         saved = saved_state(state, _MONITORS)
@@ -224,7 +224,7 @@ class RunWatch(TrainerCallback):
         if metrics is None or "eval_loss" not in metrics:
             return
         self.eval_loss = metrics["eval_loss"]
-        found = EvalMetrics(
+        evaluation = EvalMetrics(
             step=state.global_step,
             epoch=float(state.epoch or 0.0),
             eval_loss=metrics["eval_loss"],
@@ -232,9 +232,9 @@ class RunWatch(TrainerCallback):
             seconds=metrics.get("eval_runtime"),
             eval_failures=int(metrics.get("eval_failures", 0)),
         )
-        self._log.evaluation(found)
-        self._progress.evaluated(found)
-        self._warn(self._monitors.observe_eval(found))
+        self._log.evaluation(evaluation)
+        self._progress.evaluated(evaluation)
+        self._warn(self._monitors.observe_eval(evaluation))
         self._keep()
 
     def before_saving(self) -> None:
@@ -258,12 +258,12 @@ class RunWatch(TrainerCallback):
             self._monitors.load_state_dict(saved)
         except Exception as error:
             self._monitors = Monitors(self._limits)
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {said}")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self._progress.note(f"the monitors start over: their state in the checkpoint cannot be read: {reason}")
         self._monitors.restarted()
 
     def _keep(self) -> None:
-        """What was observed is part of the step's checkpoint, which is saved after this."""
+        """Put the observations into the step's checkpoint, which is saved after this."""
         if self._state is not None:
             save_state(self._state, _MONITORS, self._monitors.state_dict())
 
@@ -277,7 +277,7 @@ class RunWatch(TrainerCallback):
 
 
 def freeze_objects() -> None:
-    """What is alive now is left out of collections until `gc.unfreeze`."""
+    """Leave the objects that are alive now out of collections until `gc.unfreeze`."""
     gc.collect()
     gc.freeze()
 

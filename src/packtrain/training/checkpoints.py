@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """Of all its files."""
+        """The size of all its files."""
         return sum(one.bytes for one in self.files.values())
 
 
@@ -71,7 +71,7 @@ class UnreadableError(ArtifactError):
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """What a folder holds; one that is not complete is refused."""
+    """Read the checkpoint in a folder; an incomplete one is refused."""
     path = Path(path)
     if not path.is_dir():
         raise ArtifactError(str(path), got="no such folder", expected="a checkpoint")
@@ -132,7 +132,7 @@ def find_latest(folder: Path) -> Checkpoint | None:
 
 
 def lost_by_stopping(folder: Path, resume: str = "resuming") -> str:
-    """What a run that stops in the middle of a step loses."""
+    """A note on what a run loses that stops in the middle of a step."""
     latest = find_latest(folder)
     if latest is None:
         return f"there is no checkpoint yet: {resume} starts over"
@@ -355,7 +355,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What is there can be read, or nobody can say whether a checkpoint is complete."""
+    """Refuse files that cannot be read, since then nobody can tell whether a checkpoint is complete."""
     try:
         yield
     except _NOT_THERE:

@@ -18,7 +18,7 @@ from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import gather_faults
-from packtrain.training.loss import kept_random_state
+from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.quick import RowRoom, Training, quick_check
 
@@ -47,9 +47,9 @@ def check_first_batch(
     patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
-    with kept_random_state(), torch.compiler.set_stance("force_eager"):
+    with preserve_random_state(), torch.compiler.set_stance("force_eager"):
         try:
-            verdict = quick_check(
+            report = quick_check(
                 model,
                 [sample for pack in packs for sample in pack],
                 collate,
@@ -63,14 +63,14 @@ def check_first_batch(
             raise
     failed = [
         f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" + (f" ({one.where})" * bool(one.where))
-        for one in verdict.failures
+        for one in report.failures
     ]
     _raise_together("; ".join(failed) or None)
-    return verdict
+    return report
 
 
 def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
-    """Of any pack of the first epoch; of a stream, what a pack may have, or one of those that are looked at has."""
+    """The most patches of a pack in the first epoch; for a stream, the limit of a pack or the most in these packs."""
     if not isinstance(plan, OnlinePlan):
         return int(plan.epoch(0).load("patches").max())
     here = [sum(one.vision.patches for one in samples if one.vision is not None) for samples in packs]
@@ -113,8 +113,8 @@ def _samples_of_pack(dataset: Any, key: PackKey) -> Samples:
     return samples
 
 
-def _keys_of_other_kinds(dataset: Any, seen: Samples) -> Iterator[PackKey]:
-    """Of the first epoch, in the order of training: packs with images, videos, text, and that of the longest sample.
+def _keys_of_other_kinds(dataset: Any, checked: Samples) -> Iterator[PackKey]:
+    """Packs of the first epoch in training order: with images, videos, text, and the one with the longest sample.
 
     Of a stream only the first packs are checked: others would have to be fetched.
     """
@@ -123,18 +123,18 @@ def _keys_of_other_kinds(dataset: Any, seen: Samples) -> Iterator[PackKey]:
     packs, order = dataset.schedule.plan.epoch(0), dataset.schedule.order(0)
     order = order[:_PACKS] if isinstance(dataset.source, StreamedSource) else order
     images, videos, samples = (packs.load(name)[order] for name in ("images", "videos", "samples"))
-    wanted: list[int] = []
+    candidates: list[int] = []
     for has, there in (
-        (any(one.num_images for one in seen), images > 0),
-        (any(one.num_videos for one in seen), videos > 0),
-        (any(not one.num_images + one.num_videos for one in seen), images + videos < samples),  # surely some of text
+        (any(one.num_images for one in checked), images > 0),
+        (any(one.num_videos for one in checked), videos > 0),
+        (any(not one.num_images + one.num_videos for one in checked), images + videos < samples),  # surely some of text
     ):
         if not has and there.any():
-            wanted.append(int(order[there][0]))
+            candidates.append(int(order[there][0]))
     longest = packs.load("longest")[order]
-    if longest.max() > max(map(len, seen)):
-        wanted.append(int(order[np.argmax(longest)]))
-    for pack in dict.fromkeys(wanted):
+    if longest.max() > max(map(len, checked)):
+        candidates.append(int(order[np.argmax(longest)]))
+    for pack in dict.fromkeys(candidates):
         yield PackKey(epoch=0, pack=pack)
 
 

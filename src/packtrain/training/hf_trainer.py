@@ -56,7 +56,7 @@ class HFTrainer(Trainer):
         """The optimizer's states of a checkpoint were read."""
 
     def weight_of_step(self, batches: list[Any], device: torch.device) -> Any:
-        """What the sum of a step's losses is divided by."""
+        """The divisor of the sum of a step's losses."""
         return super()._get_num_items_in_batch(batches, device)
 
     def on_device(self, inputs: Any) -> Any:
@@ -91,9 +91,9 @@ class HFTrainer(Trainer):
 
     def _init_training_state(self, max_steps: int, *args: Any, **options: Any) -> Any:
         """Trainer puts the steps at which a checkpoint was logged and saved over those that are asked for."""
-        found = super()._init_training_state(max_steps, *args, **options)
+        state = super()._init_training_state(max_steps, *args, **options)
         self.state.compute_steps(self.args, max_steps)
-        return found
+        return state
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Trainer leaves weights that a checkpoint lacks as they are, and looks for other names than were saved."""

@@ -30,7 +30,7 @@ class SumOfLosses(Protocol):
     """Runs a model on a batch. Labels and weights are of the batch too; `targets` are made of them on the host."""
 
     def targets(self, inputs: Batch) -> Targets | None:
-        """What is known of a batch before it is on the GPU; takes the weights out of it."""
+        """The targets of a batch that is not on the GPU yet; takes the weights out of it."""
         ...
 
     def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
@@ -75,7 +75,7 @@ class FromLogits:
         return (losses * weights[..., 1:][supervised].float()).sum(), outputs
 
 
-def losses_of(model: Any, settings: StepSettings, smoothing: float = 0.0) -> SumOfLosses:
+def make_losses(model: Any, settings: StepSettings, smoothing: float = 0.0) -> SumOfLosses:
     """How a run takes the losses of this model; `smoothing` is Trainer's `label_smoothing_factor`."""
     return InChunks(model, settings.loss_chunk, smoothing) if settings.chunked_loss else FromLogits(smoothing)
 
@@ -94,17 +94,17 @@ def loss_on(losses: SumOfLosses, device: torch.device) -> Callable[[Any, Any], T
 # ---- of a step
 
 
-def weight_of(info: BatchInfo) -> float:
-    """What a batch adds to the number that the sums of its step are divided by."""
+def batch_weight(info: BatchInfo) -> float:
+    """The part of a batch in the divisor of its step's sums."""
     return info.loss_total
 
 
 class StepReach:
-    """What the batches of a step hold, on all ranks. The host gets it without waiting for what is computed later."""
+    """Totals of a step's batches on all ranks. The host reads them without waiting for what is computed later."""
 
     def __init__(self, batches: Sequence[Any], device: torch.device) -> None:
         media = float(sum(batch.info.images + batch.info.videos for batch in batches))
-        self._sums = sum_over_ranks([sum(weight_of(batch.info) for batch in batches), media], device)
+        self._sums = sum_over_ranks([sum(batch_weight(batch.info) for batch in batches), media], device)
         self._host, self._sent = self._sums, None
         if device.type == "cuda":
             self._host = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
@@ -114,7 +114,7 @@ class StepReach:
 
     @property
     def weight(self) -> Tensor:
-        """Of all supervised tokens of the step: what its sum of losses is divided by; on the device."""
+        """The weight of the step's supervised tokens, by which its sum of losses is divided; on the device."""
         return self._sums[0].clamp(min=_SMALLEST).float()
 
     @property
@@ -164,20 +164,20 @@ def evaluate(
     """
     sum_of_losses = torch.zeros((), dtype=torch.float64, device=device)
     weight, samples, tokens, number, failures = 0.0, 0, 0, 0, 0
-    with kept_random_state(), _evaluating(model), torch.no_grad():
+    with preserve_random_state(), _evaluating(model), torch.no_grad():
         for batch in batches:
             if stops():
                 raise EvaluationStopped
             sum_of_losses += total(model, batch).double()
             info, number = batch.info, number + 1
-            weight, samples, tokens = weight + weight_of(info), samples + info.whole_samples, tokens + info.tokens
+            weight, samples, tokens = weight + batch_weight(info), samples + info.whole_samples, tokens + info.tokens
             failures += sum(not entry.filtered for entry in info.failures)
         sums = sum_over_ranks([sum_of_losses, weight, samples, tokens, number, failures], device).tolist()
     return Evaluated.of(sums)
 
 
 @contextmanager
-def kept_random_state() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Random numbers continue afterwards as if nothing had been drawn, so that looking changes no run."""
     before, numbers, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None

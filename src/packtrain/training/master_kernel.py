@@ -50,7 +50,7 @@ class Stepped:
 
     @property
     def place(self) -> tuple[torch.device, torch.dtype]:
-        """What all that are stepped by one launch have in common."""
+        """The device and dtype shared by all tensors that one launch steps."""
         return self.weight.device, self.weight.dtype
 
     def tensors(self) -> tuple[Tensor, ...]:

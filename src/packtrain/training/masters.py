@@ -48,9 +48,9 @@ def make_optimizer(
     `masters` None: where the optimizer can have them; False: never.
     """
     half = any(weight.dtype in HALF for group in groups for weight in group["params"])
-    made = kind([dict(group) for group in groups], **options)
-    if half and masters is not False and can_have_masters(made):
-        return MasterWeights(made)
+    optimizer = kind([dict(group) for group in groups], **options)
+    if half and masters is not False and can_have_masters(optimizer):
+        return MasterWeights(optimizer)
     if half and masters:
         raise ConfigError(
             "training.master_weights",
@@ -58,7 +58,7 @@ def make_optimizer(
             expected="an optimizer of torch or transformers that creates its state in its first step",
             fix="use adamw_torch_fused, or leave it out",
         )
-    return without_masters(made)
+    return without_masters(optimizer)
 
 
 def can_have_masters(optimizer: Optimizer) -> bool:
@@ -139,8 +139,8 @@ class MasterWeights(Optimizer):
             master = self._masters[weight]
             state = {name: _local(kept) for name, kept in self._inner.state.get(master, {}).items()}
             one = Stepped(weight=_local(weight), gradient=_local(weight.grad), master=_local(master), state=state)
-            known = master is not weight and state.keys() == _ADAM_STATE and _has_known_dtypes(one)
-            if known and _fit_kernel(one.tensors()):
+            fusable = master is not weight and state.keys() == _ADAM_STATE and _has_known_dtypes(one)
+            if fusable and _fit_kernel(one.tensors()):
                 done[weight] = one
         if done:
             torch._foreach_add_([one.state["step"] for one in done.values()], 1)
@@ -176,11 +176,11 @@ class MasterWeights(Optimizer):
         now = _in_groups(self.param_groups)
         if len(now) == len(self._masters) and all(weight in self._masters for weight in now):
             return
-        known = self._masters
-        self._masters = {weight: known[weight] if weight in known else _master_of(weight) for weight in now}
+        masters = self._masters
+        self._masters = {weight: masters[weight] if weight in masters else _make_master(weight) for weight in now}
 
     def _show(self) -> None:
-        """What the wrapped optimizer keeps, in the state of the parameters; optimizers may replace it at every step."""
+        """Show the wrapped optimizer's state as that of the parameters; optimizers may replace it at every step."""
         for weight, master in self._masters.items():
             kept: dict[str, Any] = dict(self._inner.state.get(master, {}))
             if master is not weight and self._shown:
@@ -205,7 +205,7 @@ class MasterWeights(Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """As torch does it, but nothing is rounded to the precision of the parameters."""
+        """Like torch's, but nothing is rounded to the precision of the parameters."""
         kept, saved = _without_masters(state_dict["state"])
         super().load_state_dict({**state_dict, "state": {}})
         self._masters = {}  # nothing of before stays, or it would be there beside what is loaded
@@ -216,7 +216,7 @@ class MasterWeights(Optimizer):
             return
         names, missing = _in_groups(state_dict["param_groups"]), 0
         for name, weight in zip(names, _in_groups(self.param_groups), strict=True):
-            self._masters[weight] = _restored_master(weight, saved.get(name))
+            self._masters[weight] = _restore_master(weight, saved.get(name))
             missing += weight.dtype in HALF and name in kept and name not in saved
         groups = [self._options(group, [self._masters[one] for one in group["params"]]) for group in self.param_groups]
         self._inner.param_groups = groups
@@ -246,14 +246,14 @@ def masters_of(optimizer: Any) -> MasterWeights | None:
     return optimizer if isinstance(optimizer, MasterWeights) else None
 
 
-def _master_of(weight: Tensor) -> Tensor:
+def _make_master(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32) if weight.dtype in HALF else weight
 
 
-def _restored_master(weight: Tensor, saved: Tensor | None) -> Tensor:
+def _restore_master(weight: Tensor, saved: Tensor | None) -> Tensor:
     """A saved master as it is, without a copy of it; a weight that is fp32 now becomes what its master was."""
     if saved is None:
-        return _master_of(weight)
+        return _make_master(weight)
     if weight.dtype in HALF:
         return saved.detach().to(device=weight.device, dtype=torch.float32)
     return weight.copy_(saved)
@@ -285,7 +285,7 @@ def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
 
 
 def _in_groups(groups: Sequence[Group]) -> list[Any]:
-    """What is in all groups, in their order: parameters, or their names in a saved state."""
+    """The members of all groups, in order: parameters, or their names in a saved state."""
     return list(chain.from_iterable(group["params"] for group in groups))
 
 
@@ -317,5 +317,5 @@ def _copy(targets: Sequence[Any], sources: Sequence[Any]) -> None:
 
 def _local(tensor: Any) -> Tensor:
     """The tensor, or this rank's shard of it."""
-    found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local

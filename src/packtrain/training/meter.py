@@ -59,7 +59,7 @@ class Meter:
         """The step is over. The mean over ranks of the losses is the loss of the step."""
 
     def state_dict(self) -> dict[str, int]:
-        """What a run that is resumed goes on from."""
+        """The state from which a resumed run continues."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,13 +171,13 @@ class StepMeter(Meter):
             samples_seen=self._samples_seen,
             tokens_seen=self._tokens_seen,
             **counts,
-            **self._derived(counts, shares),
+            **self._derived_fields(counts, shares),
         )
         self.begin()
         return metrics
 
     def state_dict(self) -> dict[str, int]:
-        """What was seen until now, by all ranks together."""
+        """The totals so far, over all ranks."""
         return {"version": _STATE, "samples_seen": self._samples_seen, "tokens_seen": self._tokens_seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ class StepMeter(Meter):
         self._samples_seen, self._tokens_seen = int(state["samples_seen"]), int(state["tokens_seen"])
 
     def _counts(self) -> dict[str, float]:
-        """What the batches of this rank hold, by the names of StepMetrics; NaN is what is not known."""
+        """Counts of this rank's batches, by the names of StepMetrics; unknown ones are NaN."""
         real = [info for info in self._batches if info.samples]
         loads = [batch_load(info) for info in self._batches]
         model = self._model if loads and self._model is not None and self._model.gpu is not None else None
@@ -225,7 +225,7 @@ class StepMeter(Meter):
         dist.all_gather(parts, vector, group=self._group)
         return [dict(zip(mine, row, strict=True)) for row in torch.stack(parts).tolist()]
 
-    def _derived(self, counts: Mapping[str, Any], shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    def _derived_fields(self, counts: Mapping[str, Any], shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """The fields that follow from those of the whole step, and from how ranks differ."""
         tokens, batches, seconds = counts["tokens"], counts["batches"], counts["step_seconds"]
         padding = sum(share["padding"] for share in shares)

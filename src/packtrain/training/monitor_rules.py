@@ -22,14 +22,14 @@ _INSPECT = "`packtrain inspect RUN --step {step}` names its samples"
 
 
 class Diagnosis(NamedTuple):
-    """What a rule says."""
+    """The finding and the advice of a rule."""
 
     found: str
     advice: str
 
 
 class History(NamedTuple):
-    """What rules look at: the last steps, with the present one at the end."""
+    """The last steps that rules look at, with the present one at the end."""
 
     steps: Sequence[StepMetrics]
     steady: Sequence[StepMetrics]  # whose times count: without the first steps of a process
@@ -56,16 +56,16 @@ def loss_spike(history: History, limits: MonitorLimits) -> Diagnosis | None:
     In the first steps: four times their median, and one above it. The deviation is that of changes over 64 steps, so
     that a loss that falls steeply does not hide what jumps.
     """
-    seen = history.steps
-    now, past = _finite(seen[-1].loss), _numbers(one.loss for one in seen[-limits.window - 1 : -1])
+    steps = history.steps
+    now, past = _finite(steps[-1].loss), _numbers(one.loss for one in steps[-limits.window - 1 : -1])
     if now is None or not past:
         return None
     middle = median(past[-limits.fewest :])
     if len(past) < limits.fewest:
         explodes = now > limits.early_factor * middle and now - middle > 1
-        told = f"the loss is {now:.4g}, up from about {middle:.4g} in the first steps"
+        finding = f"the loss is {now:.4g}, up from about {middle:.4g} in the first steps"
         return (
-            Diagnosis(told, "stop the run: lower learning_rate, lengthen the warm-up, set max_grad_norm")
+            Diagnosis(finding, "stop the run: lower learning_rate, lengthen the warm-up, set max_grad_norm")
             if explodes
             else None
         )
@@ -77,29 +77,29 @@ def loss_spike(history: History, limits: MonitorLimits) -> Diagnosis | None:
     return Diagnosis(
         f"the loss is {now:.4g}, {above} the {middle:.4g} before",
         "if it does not recover within a few steps, lower learning_rate or max_grad_norm, or lengthen the warm-up. "
-        f"{_INSPECT.format(step=seen[-1].step)}",
+        f"{_INSPECT.format(step=steps[-1].step)}",
     )
 
 
 def gradient_high(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """The gradient norm is ten times the median of the last 64 steps."""
-    seen = history.steps
-    now, past = _finite(seen[-1].grad_norm), _numbers(one.grad_norm for one in seen[-limits.window - 1 : -1])
+    steps = history.steps
+    now, past = _finite(steps[-1].grad_norm), _numbers(one.grad_norm for one in steps[-limits.window - 1 : -1])
     if now is None or len(past) < limits.fewest or now <= limits.gradient_factor * median(past):
         return None
     return Diagnosis(
         f"the gradient norm is {now:.4g}, usually {median(past):.4g}",
-        f"set max_grad_norm (1.0 is common) to clip such steps. {_INSPECT.format(step=seen[-1].step)}",
+        f"set max_grad_norm (1.0 is common) to clip such steps. {_INSPECT.format(step=steps[-1].step)}",
     )
 
 
 def gradient_exploding(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Not finite three times in a row, or the median of five steps is ten times that of those before."""
     advice = "lower learning_rate, lengthen the warm-up, set max_grad_norm; with fp16, train in bf16"
-    seen = history.steps
-    if len(seen) >= 3 and all(one.grad_norm is not None and not math.isfinite(one.grad_norm) for one in seen[-3:]):
+    steps = history.steps
+    if len(steps) >= 3 and all(one.grad_norm is not None and not math.isfinite(one.grad_norm) for one in steps[-3:]):
         return Diagnosis("the gradient norm was not finite three times in a row", advice)
-    last, past = (_numbers(one.grad_norm for one in part) for part in (seen[-5:], seen[-limits.window - 5 : -5]))
+    last, past = (_numbers(one.grad_norm for one in part) for part in (steps[-5:], steps[-limits.window - 5 : -5]))
     if len(last) < 5 or len(past) < limits.fewest or median(last) <= limits.gradient_factor * median(past):
         return None
     return Diagnosis(
@@ -171,17 +171,17 @@ def unequal_ranks(history: History, limits: MonitorLimits) -> Diagnosis | None:
     rank, times = Counter(one.slowest_rank for one in last).most_common(1)[0]
     work = _numbers(one.work_spread for one in last)
     planned = mean(work) if work else None
-    found = f"the slowest rank takes {spread:.2f} times the mean; in {times} of {len(last)} steps it was rank {rank}"
+    finding = f"the slowest rank takes {spread:.2f} times the mean; in {times} of {len(last)} steps it was rank {rank}"
     if planned is not None and planned > (1 + limits.spread) / 2:
         advice = "the ranks have unequal work: raise packs_per_step, or set balance: strict"
-        return Diagnosis(f"{found}; their work differs by {planned:.2f}", advice)
-    return Diagnosis(found, f"their work is equal: check the GPU, host and disk of rank {rank}")
+        return Diagnosis(f"{finding}; their work differs by {planned:.2f}", advice)
+    return Diagnosis(finding, f"their work is equal: check the GPU, host and disk of rank {rank}")
 
 
 def instability(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """From one half of the last 100 steps to the other, changes of the loss or the norm became three times as large."""
-    half, seen = max(limits.fewest, 50), history.steps
-    before, after = seen[-2 * half : -half], seen[-half:]
+    half, steps = max(limits.fewest, 50), history.steps
+    before, after = steps[-2 * half : -half], steps[-half:]
     if len(before) < half:
         return None
     for name, least in (("loss", 0.02), ("grad_norm", 0.5)):
@@ -201,7 +201,7 @@ def instability(history: History, limits: MonitorLimits) -> Diagnosis | None:
 def time_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the time without waiting for data is 1.25 times the predicted time, or the other way round."""
     last = [(one.step_seconds - one.data_wait_seconds, one.predicted_seconds) for one in history.steady]
-    ratios = [real / told for real, told in last if told]
+    ratios = [real / predicted for real, predicted in last if predicted]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_apart):
         return None
     faster = median(ratios) < 1
@@ -215,7 +215,7 @@ def time_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
 def memory_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
     last = [(one.memory_bytes, one.predicted_memory_bytes) for one in history.steady]
-    ratios = [real / told for real, told in last if real and told]
+    ratios = [real / predicted for real, predicted in last if real and predicted]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_apart):
         return None
     return Diagnosis(
@@ -327,10 +327,10 @@ class Plateau:
             error = math.sqrt(sum(squared for _, squared in (*before, *after))) / number
             least, most = (share * abs(was) for share in (self._limits.plateau_improvement, 0.02))
             if was - now < least and was - now + _CERTAIN * error < most:
-                return self._found(number, was, now)
+                return self._diagnosis(number, was, now)
         return None
 
-    def _found(self, number: int, was: float, now: float) -> Diagnosis:
+    def _diagnosis(self, number: int, was: float, now: float) -> Diagnosis:
         samples = number * self._limits.plateau_samples
         return Diagnosis(
             f"the mean loss over the last {samples:,} samples or more is {now:.4g}, over as many before that {was:.4g}",

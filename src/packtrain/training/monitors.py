@@ -43,7 +43,7 @@ class Monitors:
         self._settling = self._limits.settling_steps
 
     def observe(self, metrics: StepMetrics) -> tuple[EarlyWarning, ...]:
-        """What a step gives reason to say."""
+        """The warnings that a step gives rise to."""
         self._steps = [*self._steps, metrics][-self._kept :]
         self._plain = [*self._plain, named_numbers(to_plain(metrics))][-self._kept :]
         self._unsteady = {step for step in self._unsteady if step >= self._steps[0].step}
@@ -52,13 +52,13 @@ class Monitors:
         self._settling = max(0, self._settling - 1)
         self._overfitting.trained(metrics.loss)
         history = History(steps=self._steps, steady=self._steady())
-        found = {kind: _guarded(partial(rule, history, self._limits)) for kind, rule in RULES.items()}
-        found["plateau"] = _guarded(partial(self._plateau.after, metrics))
-        return self._after_cooldown(found, metrics.step)
+        diagnoses = {kind: _run_rule(partial(rule, history, self._limits)) for kind, rule in RULES.items()}
+        diagnoses["plateau"] = _run_rule(partial(self._plateau.after, metrics))
+        return self._after_cooldown(diagnoses, metrics.step)
 
     def observe_eval(self, metrics: EvalMetrics) -> tuple[EarlyWarning, ...]:
-        """What an evaluation gives reason to say."""
-        return self._after_cooldown({"overfitting": _guarded(partial(self._overfitting.after, metrics))}, metrics.step)
+        """The warnings that an evaluation gives rise to."""
+        return self._after_cooldown({"overfitting": _run_rule(partial(self._overfitting.after, metrics))}, metrics.step)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a warning could depend on, as JSON."""
@@ -92,9 +92,9 @@ class Monitors:
         window, settling = self._limits.timing_window, self._limits.settling_steps
         return [one for one in self._steps[-window - settling :] if one.step not in self._unsteady][-window:]
 
-    def _after_cooldown(self, found: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
+    def _after_cooldown(self, diagnoses: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
         warnings = []
-        for kind, what in found.items():
+        for kind, what in diagnoses.items():
             if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
                 continue
             self._last[kind] = step
@@ -102,8 +102,8 @@ class Monitors:
         return tuple(warnings)
 
 
-def _guarded(rule: Callable[[], Diagnosis | None]) -> Diagnosis | None:
-    """What a rule says. Watching must never end a run, so a rule that fails says that of itself."""
+def _run_rule(rule: Callable[[], Diagnosis | None]) -> Diagnosis | None:
+    """The diagnosis of a rule. Monitoring must never end a run, so a rule that fails is reported as a diagnosis."""
     try:
         return rule()
     except Exception as error:

@@ -17,7 +17,7 @@ from packtrain.training.masters import Group, make_optimizer
 from packtrain.training.step_settings import StepSettings
 
 
-def optimizer_of(
+def build_optimizer(
     model: Any, args: TrainingArguments, settings: StepSettings, chosen: tuple[Any, dict[str, Any]] | None = None
 ) -> Optimizer | None:
     """The optimizer that the arguments name, or the chosen one; None where it makes groups itself, as Trainer knows."""
@@ -25,8 +25,8 @@ def optimizer_of(
     rates = {"vit_lr": settings.vit_lr, "aligner_lr": settings.aligner_lr}
     ordinary = isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
     if not ordinary or {"params", "model", "optimizer_dict"} & options.keys():
-        wanted = {**rates, "master_weights": settings.master_weights or None}
-        asked = [name for name, value in wanted.items() if value is not None]
+        special = {**rates, "master_weights": settings.master_weights or None}
+        asked = [name for name, value in special.items() if value is not None]
         if asked:
             raise ConfigError(
                 f"training.{', '.join(asked)}",
@@ -39,10 +39,10 @@ def optimizer_of(
     if not args.deepspeed:
         _refuse_fp16(groups)
     masters = False if args.deepspeed else settings.master_weights  # DeepSpeed keeps its own
-    made = make_optimizer(kind, groups, options, masters=masters)
+    optimizer = make_optimizer(kind, groups, options, masters=masters)
     if "bitsandbytes" in str(kind) and options.get("optim_bits") == 8:
         _keep_embeddings_wide(model)
-    return made
+    return optimizer
 
 
 def _refuse_fp16(groups: Sequence[Group]) -> None:
@@ -52,7 +52,7 @@ def _refuse_fp16(groups: Sequence[Group]) -> None:
 
 
 def _keep_embeddings_wide(model: nn.Module) -> None:
-    """As Trainer does it: 8-bit states of embeddings, whose rows have few gradients, are unstable."""
+    """32-bit states for embeddings, as in Trainer: their rows have few gradients, so 8-bit states are unstable."""
     import bitsandbytes
 
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()

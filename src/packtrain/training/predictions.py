@@ -19,7 +19,7 @@ from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPrediction:
-    """What a model takes in training, by the FLOP, time and memory models, with default or fitted coefficients."""
+    """Predicted FLOPs, time and memory of a model in training, with default or fitted coefficients."""
 
     shape: ModelShape
     setup: TrainingSetup
@@ -29,18 +29,18 @@ class ModelPrediction:
     heaviest: Load | None = None  # the largest of everything that a batch of the plan has
 
     def seconds(self, loads: Sequence[Load]) -> float:
-        """One optimizer step over these passes. Time is a sum over their numbers, so their mean stands for them."""
+        """One optimizer step over these passes. Time is a sum over their numbers, so their mean represents them."""
         assert self.gpu is not None
         mean = _mean(loads)
         return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_batches=len(loads)).seconds
 
     def memory_bytes(self, loads: Sequence[Load]) -> int:
-        """The peak of what torch allocates; the context and what the allocator cannot use stand outside of that."""
+        """The peak of what torch allocates; it excludes the context and what the allocator cannot use."""
         estimates = [estimate_memory(self.shape, self.setup, load, self.memory) for load in loads]
         return max(estimate.total - estimate.part("framework").bytes for estimate in estimates)
 
     def fitting(self, load: Load, usable: int) -> int:
-        """Tokens of this mix that fit into so many bytes."""
+        """Tokens of this mix that fit into a number of bytes."""
         return largest_tokens(self.shape, self.setup, usable, load, self.memory)
 
 
@@ -106,7 +106,7 @@ _GUESS = 0.75  # of what failed, where nothing else is known
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
-    """Of one GPU, in bytes; all 0 where there is none."""
+    """Memory of one GPU, in bytes; all 0 where there is none."""
 
     free: int = 0
     total: int = 0
@@ -115,12 +115,12 @@ class DeviceMemory:
 
     @property
     def usable(self) -> int:
-        """What this process can have: other processes may hold some of the GPU."""
+        """The memory that this process can have: other processes may hold some of the GPU."""
         return self.free + self.reserved
 
     @classmethod
     def of(cls, device: torch.device, *, before: int = 0) -> DeviceMemory:
-        """As it is now."""
+        """The device's memory as it is now."""
         if device.type != "cuda":
             return cls()
         free, total = torch.cuda.mem_get_info(device)
@@ -152,17 +152,17 @@ def explain(
     """The error to raise in its place. Its first line says enough for the other ranks."""
     batch = failure.batch
     where = f"rank {failure.rank}, step {failure.step}: out of memory in {failure.doing}, {_packs_in_words(batch)}"
-    found = [
+    facts = [
         _contents_in_words(batch),
         _samples_in_words(batch),
         str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
     ]
     if memory.total:
-        found.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+        facts.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
     room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
-        problems=[line for line in found if line],
+        problems=[line for line in facts if line],
         expected="packs that fit in memory",
         fix=_advice(room, failure),
     )
@@ -178,7 +178,7 @@ class _Fitting:
 
     @property
     def share(self) -> float:
-        """Of the load."""
+        """The share of the load that would have fitted."""
         return self.tokens / max(1, self.load.tokens)
 
 
@@ -196,9 +196,9 @@ def _fitting_tokens(
             return _Fitting(tokens=for_all, load=model.heaviest, why=why)
         if predicted < tokens:
             return _Fitting(tokens=predicted, load=load, why="by the memory model")
-    asked = asked_bytes(error)
-    used = memory.reserved + asked - memory.before
-    if asked and memory.usable and used > 0 and tokens:
+    requested = requested_bytes(error)
+    used = memory.reserved + requested - memory.before
+    if requested and memory.usable and used > 0 and tokens:
         share = (memory.usable - memory.before) / used
         if 0 < share < 1:
             why = "in proportion to the failed allocation, so it may still be too much"
@@ -227,8 +227,8 @@ def _advice(room: _Fitting, failure: Failure) -> str:
     return ", or ".join(words) + others
 
 
-def asked_bytes(error: BaseException) -> int:
-    """What the allocation that failed asked for; 0 where the error does not say it."""
+def requested_bytes(error: BaseException) -> int:
+    """The size of the allocation that failed; 0 where the error does not state it."""
     match = _ASKED.search(str(error))
     return int(float(match[1]) * 2 ** _UNITS[match[2].upper()]) if match else 0
 

@@ -33,7 +33,7 @@ _START_OVER = "start without resuming"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choice:
-    """What one rank could go on from."""
+    """The checkpoints from which one rank could continue."""
 
     asked: bool = True  # to resume at all
     steps: tuple[int, ...] = ()  # of complete checkpoints
@@ -80,7 +80,7 @@ def checkpoint_to_resume(
             expected="a checkpoint of this trainer" + (" that all ranks have" if len(all_of_them) > 1 else ""),
             fix="copy one to every machine, or start without resuming" if len(all_of_them) > 1 else _START_OVER,
         )
-    chosen = _undamaged([here[step] for step in sorted(common, reverse=True)], report)
+    chosen = _first_undamaged([here[step] for step in sorted(common, reverse=True)], report)
     newer = sorted(step for step in broken if step > chosen.step)
     chosen = replace(chosen, passed_over=(*(broken[step] for step in newer), *chosen.passed_over))
     fail_together(lambda: _refuse_unsafe(chosen), str(chosen.path), "files that all ranks can read")
@@ -125,7 +125,7 @@ def require_undamaged(checkpoint: Checkpoint, report: Callable[[Checking], None]
         )
 
 
-def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], None]) -> Checkpoint:
+def _first_undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], None]) -> Checkpoint:
     """The first of them whose bytes are as they were written, on all ranks."""
     passed: list[str] = []
     for number, candidate in enumerate(candidates):
@@ -140,7 +140,7 @@ def _undamaged(candidates: Sequence[Checkpoint], report: Callable[[Checking], No
 
 
 def _own_checkpoints(given: str | Path | bool, folder: Path) -> tuple[dict[int, Checkpoint], dict[int, str]]:
-    """What this rank could resume from, by step, and why it could not from others."""
+    """The checkpoints from which this rank could resume, by step, and why it could not from others."""
     if given is True:
         complete, broken = survey(folder)
         return {one.step: one for one in complete if one.resumable}, broken
@@ -165,7 +165,7 @@ OTHER_STATES = "states of another optimizer or of other parameters"
 
 @contextmanager
 def states_in_words(checkpoint: str | None, other: str) -> Iterator[None]:
-    """Whatever is said about states that cannot or may not be read, or are `other` ones, with where they are."""
+    """Errors about states that cannot or may not be read, or are `other` ones, name where they are."""
     try:
         yield
     except Exception as error:
@@ -233,10 +233,10 @@ def require_shapes(optimizer: Any) -> None:
         return
     for weight, state in optimizer.state.items():
         for name, value in state.items():
-            found = tuple(getattr(value, "shape", ()))
-            wanted = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
-            if isinstance(value, Tensor) and wanted is not None and found not in wanted:
-                raise ValueError(f"{name} of shape {found} for a weight of shape {tuple(weight.shape)}")
+            shape = tuple(getattr(value, "shape", ()))
+            allowed = {"step": ((), (1,))}.get(name, (tuple(weight.shape),) if name in _AS_LARGE else None)
+            if isinstance(value, Tensor) and allowed is not None and shape not in allowed:
+                raise ValueError(f"{name} of shape {shape} for a weight of shape {tuple(weight.shape)}")
 
 
 def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:

@@ -143,8 +143,8 @@ class SafeCheckpoints(HFTrainer):
         if moved and self._checkpoints.writes:
             begun = "again" if self._resumed is None else f"from {self._resumed.name}"
             names = ", ".join(path.name for path in moved)
-            said = f"the run starts {begun}, so checkpoints of another run were renamed: {names}"
-            warnings.warn(f"{self.args.output_dir}: {said}", stacklevel=2)
+            text = f"the run starts {begun}, so checkpoints of another run were renamed: {names}"
+            warnings.warn(f"{self.args.output_dir}: {text}", stacklevel=2)
 
     @property
     def _checkpoints(self) -> CheckpointFolder:
@@ -246,11 +246,11 @@ def _without_bars() -> Iterator[None]:
 
 def _require_saved(model: Any, path: Path) -> None:
     """A checkpoint without what a run is resumed from would be found out too late. One line: others are cut off."""
-    wanted = "**/adapter_model.safetensors" if _is_peft(model) else "model*.safetensors"
-    if not any(path.glob(wanted)):
+    pattern = "**/adapter_model.safetensors" if _is_peft(model) else "model*.safetensors"
+    if not any(path.glob(pattern)):
         names = ", ".join(sorted(one.name for one in path.iterdir())) or "nothing"
         way = "" if _is_peft(model) or not _has_adapters(model) else "; add adapters with get_peft_model"
-        raise ArtifactError(f"no {wanted.removeprefix('**/')} was written, but {names}{way}")
+        raise ArtifactError(f"no {pattern.removeprefix('**/')} was written, but {names}{way}")
 
 
 def _is_peft(model: Any) -> bool:

@@ -79,18 +79,18 @@ def _check_values(folder: Path, metadata: _Description) -> None:
 
 def _metadata(path: Path) -> _Description:
     """All of one file."""
-    found = _Descriptions(io.BytesIO(path.read_bytes())).load()
-    if type(found) is not _Metadata:
+    metadata = _Descriptions(io.BytesIO(path.read_bytes())).load()
+    if type(metadata) is not _Metadata:
         raise pickle.UnpicklingError("it is not checkpoint metadata")
-    return found
+    return metadata
 
 
 def _tensors(metadata: _Description) -> set[str]:
     """Names of what torch reads as tensors."""
-    known = metadata.get("state_dict_metadata", dict)
-    if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in known.items()):
+    entries = metadata.get("state_dict_metadata", dict)
+    if not all(type(name) is str and type(what) in (_Tensor, _Bytes) for name, what in entries.items()):
         raise pickle.UnpicklingError("an entry is neither a tensor nor a plain value")
-    return {name for name, what in known.items() if type(what) is _Tensor}
+    return {name for name, what in entries.items() if type(what) is _Tensor}
 
 
 def _leaves_folder(path: str) -> bool:
@@ -101,7 +101,7 @@ def _leaves_folder(path: str) -> bool:
 
 
 class _Fixed(type):
-    """Of classes that a pickle cannot change."""
+    """Metaclass of classes that a pickle cannot change."""
 
     def __setattr__(cls, name: str, value: Any) -> NoReturn:
         raise pickle.UnpicklingError(f"it would change {cls.__name__}")
@@ -115,9 +115,9 @@ class _Description(metaclass=_Fixed):
     state: Mapping[str, Any]
 
     def __new__(cls) -> _Description:
-        made = super().__new__(cls)
-        object.__setattr__(made, "state", None)
-        return made
+        instance = super().__new__(cls)
+        object.__setattr__(instance, "state", None)
+        return instance
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise pickle.UnpicklingError(f"it would set {name} of {type(self).__name__}")
@@ -136,7 +136,7 @@ class _Description(metaclass=_Fixed):
 
 
 class _Properties(_Description):
-    """Of a tensor; torch keeps them without names."""
+    """Properties of a tensor; torch stores them without names."""
 
     __slots__ = ()
 
@@ -146,25 +146,25 @@ class _Properties(_Description):
         object.__setattr__(self, "state", {})
 
 
-def _described(name: str, *fields: str) -> type[_Description]:
+def _stand_in(name: str, *fields: str) -> type[_Description]:
     """The stand-in for a class of torch, with its fields."""
     return cast("type[_Description]", _Fixed(name, (_Description,), {"__slots__": (), "fields": fields}))
 
 
-_Metadata = _described("Metadata", "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
-_Index = _described("MetadataIndex", "fqn", "offset", "index")
-_Tensor = _described("TensorStorageMetadata", "properties", "size", "chunks")
-_Bytes = _described("BytesStorageMetadata")
+_Metadata = _stand_in("Metadata", "state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+_Index = _stand_in("MetadataIndex", "fqn", "offset", "index")
+_Tensor = _stand_in("TensorStorageMetadata", "properties", "size", "chunks")
+_Bytes = _stand_in("BytesStorageMetadata")
 # A part of a file. What torch would have to transform when it reads it, is not looked into, and is refused.
-_Place = _described("_StorageInfo", "relative_path", "offset", "length")
+_Place = _stand_in("_StorageInfo", "relative_path", "offset", "length")
 _OTHERS = (
-    _described("ChunkStorageMetadata", "offsets", "sizes"),
-    _described("StorageMeta", "checkpoint_id", "save_id", "load_id", "modules"),
+    _stand_in("ChunkStorageMetadata", "offsets", "sizes"),
+    _stand_in("StorageMeta", "checkpoint_id", "save_id", "load_id", "modules"),
 )
 
 
 class _Plain:
-    """Stands for a value, and for what makes one of plain values."""
+    """Replaces a value, and the function that makes it from plain values."""
 
     __slots__ = ()
 

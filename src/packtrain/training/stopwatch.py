@@ -62,7 +62,7 @@ class Memory:
 
 
 class GpuMemory(Memory):
-    """What torch has allocated; each step's peak is its own, so torch's peak counter is set back at every step."""
+    """Memory that torch has allocated; its peak counter is reset at every step, so each step has its own peak."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._limit = device, 0

@@ -38,10 +38,10 @@ from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
 from packtrain.training.first_check import check_first_batch
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, losses_of
+from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, make_losses
 from packtrain.training.masters import masters_of
 from packtrain.training.meter import Meter
-from packtrain.training.optimizers import optimizer_of
+from packtrain.training.optimizers import build_optimizer
 from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import OnInterrupt, SafeCheckpoints
@@ -103,7 +103,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             model=model,
             args=args,
             train_dataset=train_dataset,
-            data_collator=data_collator if data_collator is not None else self._collator_of(train_dataset, model),
+            data_collator=data_collator if data_collator is not None else self._make_collator(train_dataset, model),
             eval_dataset=eval_dataset,
             eval_collator=eval_collator,
             **options,
@@ -113,11 +113,11 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             self.model.config.use_cache = use_cache
         self._losses: SumOfLosses | None = None
         if not given_loss:
-            self._losses = losses_of(model, self.settings, args.label_smoothing_factor)
+            self._losses = make_losses(model, self.settings, args.label_smoothing_factor)
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
         self._watch: RankWatch | None = None
-        self.verdict: CheckReport | None = None  # of the check before the first step
+        self.check_report: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
         self._reach: StepReach | None = None
@@ -199,7 +199,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         if self.optimizer is not None:
             return self.optimizer
         model = self.model if model is None else model
-        self.optimizer = optimizer_of(model, self.args, self.settings, self.optimizer_cls_and_kwargs)
+        self.optimizer = build_optimizer(model, self.args, self.settings, self.optimizer_cls_and_kwargs)
         return self.optimizer if self.optimizer is not None else super().create_optimizer(model)
 
     @contextmanager
@@ -293,11 +293,11 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """The loss over the tokens of a dataset of packs, the same number packed and padded; of several, by name."""
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        named = {metric_key_prefix: given}
-        if isinstance(given, dict):
-            named = {f"{metric_key_prefix}_{name}": one for name, one in given.items()}
-        done = [self._evaluate_one(one, prefix) for prefix, one in named.items()]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        datasets = {metric_key_prefix: dataset}
+        if isinstance(dataset, dict):
+            datasets = {f"{metric_key_prefix}_{name}": one for name, one in dataset.items()}
+        done = [self._evaluate_one(one, prefix) for prefix, one in datasets.items()]
         for metrics in done:  # all of them or none: what was told before a signal would be told again after it
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -313,9 +313,9 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         return outcome.metrics(prefix, seconds)
 
     def _collator_to_evaluate(self, dataset: Any) -> Any:
-        return self._collator_of(dataset, self.model)
+        return self._make_collator(dataset, self.model)
 
-    def _collator_of(self, dataset: Any, model: Any) -> Any:
+    def _make_collator(self, dataset: Any, model: Any) -> Any:
         """The dataset's own, with pixels in the precision of the model where that is half."""
         if not hasattr(dataset, "get_collator"):
             return None
@@ -385,7 +385,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
             self._meter.load_state_dict(saved)
         self._meter.attend(self.model, self.args.device)
         if self._first_check and isinstance(self.data_collator, PackCollator):
-            self.verdict = check_first_batch(
+            self.check_report = check_first_batch(
                 self.model_wrapped,
                 self.train_dataset,
                 self.data_collator,
@@ -395,11 +395,11 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 training=self._as_trained(),
             )
             if self._on_proof is not None:
-                self._on_proof(self.verdict)
+                self._on_proof(self.check_report)
         self._go_on()
 
     def _as_trained(self) -> Training | None:
-        """What the check before the first step runs beside the model; None with a loss of the user's own."""
+        """The parts of training that the check before the first step runs; None with a loss of the user's own."""
         if self._losses is None:
             return None
         mixed = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None

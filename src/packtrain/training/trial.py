@@ -55,7 +55,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What it is, in a line."""
+        """The trial in a line."""
         setup, mix = self.setup, self.mix
         kind = f"packed {self.tokens:,}" if self.rows is None else f"padded {self.rows} x {self.tokens:,}"
         again = {(True, True): "recomputed", (False, False): "kept", (False, True): "encoder recomputed"}
@@ -104,10 +104,10 @@ def build(config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -
     from transformers import AutoConfig
 
     kind = str(config["model_type"])
-    known = AutoConfig.for_model(kind, **{name: value for name, value in config.items() if name != "model_type"})
+    model_config = AutoConfig.for_model(kind, **{name: value for name, value in config.items() if name != "model_type"})
     torch.manual_seed(0)
     with device:
-        return auto_class(kind).from_config(known, dtype=dtype).to(device).train()
+        return auto_class(kind).from_config(model_config, dtype=dtype).to(device).train()
 
 
 class _Run:
@@ -118,7 +118,7 @@ class _Run:
         dtype = _DTYPES[trial.setup.weights_dtype]
         batch = _batch(trial, dtype)
         self._info = batch.info
-        ready, setup = _prepared(trial, device, dtype), trial.setup
+        ready, setup = _prepare_model(trial, device, dtype), trial.setup
         self._model, self._waited = ready.model, not ready.on_host
         self._losses: SumOfLosses = InChunks(ready.model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
         self._targets = self._losses.targets(batch)
@@ -143,7 +143,7 @@ class _Run:
             self._step(lambda: marks.append(watch.mark()))  # at its beginning, and after its backward pass
         marks.append(watch.mark())
         watch.wait()
-        reserved, context = _reserved(self._device)
+        reserved, context = _reserved_bytes(self._device)
         return replace(
             planned,
             load=batch_load(self._info),
@@ -165,7 +165,7 @@ class _Run:
         self._optimizer.zero_grad(set_to_none=False)
 
 
-def _prepared(trial: Trial, device: torch.device, dtype: torch.dtype) -> ReadyModel:
+def _prepare_model(trial: Trial, device: torch.device, dtype: torch.dtype) -> ReadyModel:
     """The model as training has it."""
     setup = trial.setup
     sees = shape_from_config(trial.config).vision is not None
@@ -212,8 +212,8 @@ def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 
 
-def _reserved(device: torch.device) -> tuple[int, int]:
-    """What torch has reserved at most, and what the driver counts beyond; zeros where there is no GPU."""
+def _reserved_bytes(device: torch.device) -> tuple[int, int]:
+    """Peak bytes reserved by torch, and what the driver counts beyond them; zeros where there is no GPU."""
     if device.type != "cuda":
         return 0, 0
     free, total = torch.cuda.mem_get_info(device)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from packtrain.core.values import Cost
 from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
-from packtrain.delivery.collate.collators import offsets_of
+from packtrain.delivery.collate.collators import sample_offsets
 from packtrain.delivery.collate.join import count_patches
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey
 from packtrain.families.family import BatchContract
@@ -68,11 +68,11 @@ def as_trained(samples: Sequence[EncodedSample], collate: Collate) -> Mapping[st
 def forward(model: Any, inputs: Mapping[str, Any]) -> Tensor:
     """The logits of the one row, (tokens, vocabulary); pixels in the precision of the model."""
     weight = next(model.parameters())
-    given = {
+    arguments = {
         name: _cast(name, value.to(weight.device), weight.dtype) if isinstance(value, Tensor) else value
         for name, value in inputs.items()
     }
-    logits: Tensor = model(**given).logits
+    logits: Tensor = model(**arguments).logits
     return logits[0]
 
 
@@ -85,14 +85,14 @@ def is_pixels(name: str) -> bool:
     return name.startswith("pixel_values")
 
 
-def starts_of(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
+def sample_starts(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
     """The first token of each sample in their row."""
-    return offsets_of(samples, getattr(collate, "alignment", 1))
+    return sample_offsets(samples, getattr(collate, "alignment", 1))
 
 
 def split(row: Tensor, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
     """A packed row split into its samples, without padding."""
-    starts = starts_of(samples, collate)
+    starts = sample_starts(samples, collate)
     return tuple(row[start : start + len(sample)] for start, sample in zip(starts, samples, strict=True))
 
 
@@ -103,11 +103,11 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits[:-1][carries].float(), targets[carries], reduction="none")
 
 
-def gradients_of(model: Any) -> Gradients:
+def collect_gradients(model: Any) -> Gradients:
     """The gradients of the parameters in fp32, removed from the model: half precision cannot hold differences."""
-    found = {name: weight.grad.float() for name, weight in model.named_parameters() if weight.grad is not None}
+    gradients = {name: weight.grad.float() for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad(set_to_none=True)
-    return found
+    return gradients
 
 
 def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContract, *, backward: bool) -> PassOutcome:
@@ -118,13 +118,13 @@ def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContr
     for sample in samples:
         with torch.set_grad_enabled(backward):
             row = forward(model, alone_inputs(sample, contract))
-            found = token_losses(row, sample.labels)
+            values = token_losses(row, sample.labels)
         if backward:
-            (found.sum() / supervised).backward()  # type: ignore[no-untyped-call]
+            (values.sum() / supervised).backward()  # type: ignore[no-untyped-call]
         logits.append(row.detach())
-        losses.append(found.detach())
+        losses.append(values.detach())
     loss = float(torch.cat(losses).double().sum()) / supervised
-    return PassOutcome(logits=tuple(logits), losses=tuple(losses), loss=loss, gradients=gradients_of(model))
+    return PassOutcome(logits=tuple(logits), losses=tuple(losses), loss=loss, gradients=collect_gradients(model))
 
 
 def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool) -> PassOutcome:
@@ -133,16 +133,16 @@ def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(backward):
         row = forward(model, inputs)
-        found = token_losses(row, labels.flatten())
-        loss = found.sum() / len(found)
+        values = token_losses(row, labels.flatten())
+        loss = values.sum() / len(values)
     if backward:
         loss.backward()  # type: ignore[no-untyped-call]
     logits = split(row.detach(), samples, collate)
     return PassOutcome(
         logits=logits,
         losses=tuple(token_losses(one, sample.labels) for one, sample in zip(logits, samples, strict=True)),
-        loss=float(found.detach().double().mean()),
-        gradients=gradients_of(model),
+        loss=float(values.detach().double().mean()),
+        gradients=collect_gradients(model),
     )
 
 
@@ -153,15 +153,15 @@ class Comparison(Protocol):
         """Its tolerances, in sentences."""
         ...
 
-    def logits(self, mode: str, found: Sequence[Tensor]) -> list[CheckResult]:
+    def logits(self, mode: str, packed_logits: Sequence[Tensor]) -> list[CheckResult]:
         """The logits of every sample."""
         ...
 
-    def loss(self, mode: str, found: PassOutcome) -> CheckResult:
+    def loss(self, mode: str, outcome: PassOutcome) -> CheckResult:
         """The loss of the whole row."""
         ...
 
-    def gradients(self, mode: str, found: Gradients) -> list[CheckResult]:
+    def gradients(self, mode: str, packed_gradients: Gradients) -> list[CheckResult]:
         """The gradient of every parameter."""
         ...
 
@@ -183,20 +183,20 @@ class FullPrecision:
             f"{GRADIENT_FLOOR:.0%} of the largest norm: over that); at most {FP32_TOLERANCE:g}",
         )
 
-    def logits(self, mode: str, found: Sequence[Tensor]) -> list[CheckResult]:
+    def logits(self, mode: str, packed_logits: Sequence[Tensor]) -> list[CheckResult]:
         each = [
             _worst_token(sample, one, ours)
-            for sample, one, ours in zip(self.samples, self.reference.logits, found, strict=True)
+            for sample, one, ours in zip(self.samples, self.reference.logits, packed_logits, strict=True)
         ]
         return [largest(f"logits ({mode})", each, FP32_TOLERANCE)]
 
-    def loss(self, mode: str, found: PassOutcome) -> CheckResult:
-        difference = abs(found.loss - self.reference.loss) / max(1.0, abs(self.reference.loss))
-        where = f"{found.loss:.6f} packed, {self.reference.loss:.6f} alone"
+    def loss(self, mode: str, outcome: PassOutcome) -> CheckResult:
+        difference = abs(outcome.loss - self.reference.loss) / max(1.0, abs(self.reference.loss))
+        where = f"{outcome.loss:.6f} packed, {self.reference.loss:.6f} alone"
         return CheckResult(check=f"loss ({mode})", difference=difference, allowed=FP32_TOLERANCE, where=where)
 
-    def gradients(self, mode: str, found: Gradients) -> list[CheckResult]:
-        each = gradient_differences(self.reference.gradients, found)
+    def gradients(self, mode: str, packed_gradients: Gradients) -> list[CheckResult]:
+        each = gradient_differences(self.reference.gradients, packed_gradients)
         return [largest(f"gradients ({mode})", each, FP32_TOLERANCE)]
 
 
@@ -219,16 +219,16 @@ class HalfPrecision:
             "compared in the vector only: torch sums their gradients in half precision there",
         )
 
-    def logits(self, mode: str, found: Sequence[Tensor]) -> list[CheckResult]:
+    def logits(self, mode: str, packed_logits: Sequence[Tensor]) -> list[CheckResult]:
         pairs = [
             (sample.id, _rms(ours.float() - one.float()), _rms(theirs.float() - one.float()))
             for sample, one, theirs, ours in zip(
-                self.samples, self.reference.logits, self.yardstick.logits, found, strict=True
+                self.samples, self.reference.logits, self.yardstick.logits, packed_logits, strict=True
             )
         ]
         name, packed, alone = max(pairs, key=lambda pair: _ratio(pair[1], pair[2]))
         mean = CheckResult(check=f"logits ({mode})", difference=packed, allowed=TIMES_ALONE * alone, where=name)
-        ours_worst = [_far(one, ours) for one, ours in zip(self.reference.logits, found, strict=True)]
+        ours_worst = [_far(one, ours) for one, ours in zip(self.reference.logits, packed_logits, strict=True)]
         alone_worst = [_far(one, its) for one, its in zip(self.reference.logits, self.yardstick.logits, strict=True)]
         worst = CheckResult(
             check=f"logits, worst ({mode})",
@@ -238,26 +238,26 @@ class HalfPrecision:
         )
         return [mean, worst]
 
-    def loss(self, mode: str, found: PassOutcome) -> CheckResult:
+    def loss(self, mode: str, outcome: PassOutcome) -> CheckResult:
         alone = _rms(torch.cat(self.yardstick.losses) - torch.cat(self.reference.losses))
         return CheckResult(
             check=f"loss ({mode})",
-            difference=abs(found.loss - self.reference.loss),
+            difference=abs(outcome.loss - self.reference.loss),
             allowed=TIMES_ALONE * alone,
-            where=f"{found.loss:.5f} packed, {self.yardstick.loss:.5f} alone, {self.reference.loss:.5f} in fp32",
+            where=f"{outcome.loss:.5f} packed, {self.yardstick.loss:.5f} alone, {self.reference.loss:.5f} in fp32",
         )
 
-    def gradients(self, mode: str, found: Gradients) -> list[CheckResult]:
+    def gradients(self, mode: str, packed_gradients: Gradients) -> list[CheckResult]:
         reference, yardstick = self.reference.gradients, self.yardstick.gradients
         whole = CheckResult(
             check=f"gradients ({mode})",
-            difference=_whole_difference(reference, found),
+            difference=_whole_difference(reference, packed_gradients),
             allowed=TIMES_ALONE * _whole_difference(reference, yardstick),
             where="all parameters as one vector",
         )
         alone = _comparable_tensors(reference, yardstick)
         average = (sum(value * value for value in alone.values()) / max(1, len(alone))) ** 0.5
-        each = _comparable_tensors(reference, found)
+        each = _comparable_tensors(reference, packed_gradients)
         name = max(each, key=lambda name: _ratio(each[name], max(alone.get(name, 0.0), average)))
         allowed = TIMES_ALONE * max(alone.get(name, 0.0), average)
         worst = CheckResult(check=f"gradients, worst ({mode})", difference=each[name], allowed=allowed, where=name)
@@ -307,34 +307,34 @@ def compare_labels(samples: Sequence[EncodedSample], labels: Tensor, firsts: Seq
 # ---- differences
 
 
-def _comparable_tensors(reference: Gradients, found: Gradients) -> dict[str, float]:
+def _comparable_tensors(reference: Gradients, other: Gradients) -> dict[str, float]:
     """The differences of tensors that can be compared one by one.
 
     Not those of norms on a CPU: the gradient of a bias was off by 2 % after 256 rows, by 30 % after 4,096.
     """
-    shapes = {**reference, **found}
+    shapes = {**reference, **other}
     return {
         name: gap
-        for name, gap in gradient_differences(reference, found)
+        for name, gap in gradient_differences(reference, other)
         if shapes[name].ndim > 1 or shapes[name].device.type != "cpu"
     }
 
 
-def _whole_difference(reference: Gradients, found: Gradients) -> float:
+def _whole_difference(reference: Gradients, others: Gradients) -> float:
     """The same over all parameters as one vector."""
-    gap = sum(float((found.get(name, 0.0) - one).square().sum()) for name, one in reference.items()) + sum(
-        float(other.square().sum()) for name, other in found.items() if name not in reference
+    gap = sum(float((others.get(name, 0.0) - one).square().sum()) for name, one in reference.items()) + sum(
+        float(other.square().sum()) for name, other in others.items() if name not in reference
     )
     return _ratio(gap**0.5, sum(float(one.square().sum()) for one in reference.values()) ** 0.5)
 
 
-def gradient_differences(reference: Gradients, found: Gradients) -> list[tuple[str, float]]:
+def gradient_differences(reference: Gradients, others: Gradients) -> list[tuple[str, float]]:
     """For each parameter the norm of the difference over that of the reference; no gradient counts as zero."""
     norms = {name: float(tensor.norm()) for name, tensor in reference.items()}
     floor = GRADIENT_FLOOR * max(norms.values(), default=0.0)
     differences = []
-    for name in sorted(reference.keys() | found.keys()):
-        one, other = reference.get(name), found.get(name)
+    for name in sorted(reference.keys() | others.keys()):
+        one, other = reference.get(name), others.get(name)
         gap = other - one if one is not None and other is not None else other if one is None else one
         assert gap is not None
         differences.append((name, _ratio(float(gap.norm()), max(norms.get(name, 0.0), floor))))
@@ -354,8 +354,8 @@ def _far(one: Tensor, other: Tensor) -> float:
     return largest_entry(other.float() - one.float())
 
 
-def _worst_token(sample: EncodedSample, reference: Tensor, found: Tensor) -> tuple[str, float]:
-    gaps = (found - reference).abs().amax(-1)
+def _worst_token(sample: EncodedSample, reference: Tensor, logits: Tensor) -> tuple[str, float]:
+    gaps = (logits - reference).abs().amax(-1)
     at = int(gaps.argmax())
     return f"{sample.id}, token {at}", float(gaps[at]) / max(1.0, largest_entry(reference))
 
@@ -368,8 +368,8 @@ def _ratio(value: float, scale: float) -> float:
 
 def _max(values: Iterable[float]) -> float:
     """The largest; not-a-number wins, where `max` would lose it."""
-    found = list(values)
-    return next((value for value in found if value != value), max(found, default=0.0))
+    numbers = list(values)
+    return next((value for value in numbers if value != value), max(numbers, default=0.0))
 
 
 def largest(check: str, each: Iterable[tuple[str, float]], allowed: float) -> CheckResult:

@@ -44,16 +44,16 @@ class ChangedSample:
     sample: EncodedSample
 
 
-def changes_of(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
+def make_changes(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
     """Every sample with other text, and every sample with media with other pixels."""
     draw = torch.Generator().manual_seed(0)
     pool = torch.cat([sample.input_ids[sample.token_kinds == TEXT] for sample in samples]).unique()
-    found = []
+    changes = []
     for at, sample in enumerate(samples):
-        found.append(ChangedSample(at=at, what="text", sample=_other_text(sample, pool, draw)))
+        changes.append(ChangedSample(at=at, what="text", sample=_other_text(sample, pool, draw)))
         if sample.media:
-            found.append(ChangedSample(at=at, what="pixels", sample=_other_pixels(sample, draw)))
-    return found
+            changes.append(ChangedSample(at=at, what="pixels", sample=_other_pixels(sample, draw)))
+    return changes
 
 
 def _other_text(sample: EncodedSample, pool: Tensor, draw: torch.Generator) -> EncodedSample:
@@ -107,16 +107,16 @@ def isolate(
     model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool, mode: Mode = TRAINING
 ) -> list[CheckResult]:
     """Change each sample in turn and compare all others; gradients in one mode."""
-    changes = changes_of(samples)
+    changes = make_changes(samples)
     with in_mode(model, EVALUATION):
         before = row_logits(model, samples, collate)
-        found = moved_neighbours(
+        results = moved_neighbours(
             model, samples, changes, before, lambda one: row_logits(model, with_change(samples, one), collate)
         )
     if backward:
         with in_mode(model, mode):
-            found += _gradients(model, samples, changes, collate, allowed_movement(model))
-    return found
+            results += _gradients(model, samples, changes, collate, allowed_movement(model))
+    return results
 
 
 def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
@@ -138,7 +138,7 @@ def moved_neighbours(
     Results with a change are asked for one by one: all of them may be too large to be kept.
     """
     allowed, needed = allowed_movement(model, dtype), needed_effect(model, dtype)
-    found = []
+    results = []
     for what in dict.fromkeys(change.what for change in changes):
         gaps, effects = [], []
         for change in (one for one in changes if one.what == what):
@@ -147,8 +147,8 @@ def moved_neighbours(
                 if at != change.at:
                     gaps.append((f"{sample.id} changes with {name}", _gap(before[at], now[at])))
             effects.append((name, _gap(before[change.at], now[change.at])))
-        found.append(_others_and_itself(largest(f"neighbours, other {what}", gaps, allowed), effects, needed))
-    return found
+        results.append(_others_and_itself(largest(f"neighbours, other {what}", gaps, allowed), effects, needed))
+    return results
 
 
 def _others_and_itself(worst: CheckResult, effects: Sequence[tuple[str, float]], needed: float) -> CheckResult:
@@ -174,7 +174,7 @@ def _gradients(
     noise, flips = 0.0, torch.finfo(weight.dtype).eps if weight.is_cuda else 0.0
     for at, sample in enumerate(samples):
         row = [*samples[:at], _without_loss(sample), *samples[at + 1 :]]
-        before, reach = _watched_gradient(model, row, at, collate)
+        before, reach = _gradient_and_reach(model, row, at, collate)
         reached.append((f"{sample.id} is reached by its neighbours' loss", reach))
         if at == 0 or weight.is_cuda:
             again = gradient_differences(before, _gradient(model, row, collate))
@@ -188,7 +188,7 @@ def _gradients(
     ]
 
 
-def _watched_gradient(
+def _gradient_and_reach(
     model: Any, samples: Sequence[EncodedSample], at: int, collate: Collate
 ) -> tuple[Gradients, float]:
     """The gradients of the row's loss, and how much of it reaches one sample's embeddings and pixels.

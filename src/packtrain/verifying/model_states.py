@@ -82,17 +82,17 @@ def _checkpointing(model: Any, wanted: bool | None) -> Iterator[None]:
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
     """Every dropout at probability 0, also those that an attention has as a number."""
-    found: list[tuple[nn.Module, str, float]] = []
+    dropouts: list[tuple[nn.Module, str, float]] = []
     for module in model.modules():
         names = ["p"] if isinstance(module, nn.modules.dropout._DropoutNd) else []
         names += [name for name in vars(module) if "drop" in name]
-        found += [(module, name, value) for name in names if isinstance(value := getattr(module, name), float)]
+        dropouts += [(module, name, value) for name in names if isinstance(value := getattr(module, name), float)]
     try:
-        for module, name, _ in found:
+        for module, name, _ in dropouts:
             setattr(module, name, 0.0)
         yield
     finally:
-        for module, name, value in found:
+        for module, name, value in dropouts:
             setattr(module, name, value)
 
 
@@ -156,17 +156,17 @@ def stock_attention(model: Any) -> Iterator[str]:
 
     inner = transformers_model(model)
     text = inner.config.get_text_config()
-    wanted: dict[int, tuple[Any, str]] = {}
+    backends: dict[int, tuple[Any, str]] = {}
     for module in inner.modules():
         config: Any = getattr(module, "config", None)
         named = isinstance(module, PreTrainedModel) and hasattr(config, "_attn_implementation_internal")
         if named and module._can_set_attn_implementation():  # others always run their own
             # sdpa leaves out caps of scores, without a word.
             plain = module._supports_sdpa and getattr(config, "attn_logit_softcapping", None) is None
-            wanted[id(config)] = config, "sdpa" if plain else "eager"
-    before = [(config, config._attn_implementation_internal) for config, _ in wanted.values()]
+            backends[id(config)] = config, "sdpa" if plain else "eager"
+    before = [(config, config._attn_implementation_internal) for config, _ in backends.values()]
     try:
-        for config, name in wanted.values():
+        for config, name in backends.values():
             config._attn_implementation_internal = name
         yield str(getattr(text, "_attn_implementation_internal", "") or "")
     finally:
@@ -205,12 +205,12 @@ def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]
 def parity(check: str, compared: Sequence[tuple[EncodedSample, Tensor, Tensor]], allowed: float) -> CheckResult:
     """Hidden states from which supervised tokens are predicted: norm of packed - alone over that of alone."""
     gaps = []
-    for sample, reference, found in compared:
-        one, ours = _supervised(reference, sample), _supervised(found, sample)
+    for sample, reference, packed in compared:
+        one, ours = _supervised_states(reference, sample), _supervised_states(packed, sample)
         gaps.append((sample.id, float((ours - one).norm()) / max(float(one.norm()), 1e-30)))
     return largest(check, gaps, allowed)
 
 
-def _supervised(hidden: Tensor, sample: EncodedSample) -> Tensor:
+def _supervised_states(hidden: Tensor, sample: EncodedSample) -> Tensor:
     carries = (sample.labels[1:] != IGNORED).to(hidden.device)
     return (hidden[:-1][carries] if carries.any() else hidden).float()

@@ -19,8 +19,8 @@ from packtrain.core.errors import DataError
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.verifying.check_result import CheckReport, CheckResult
-from packtrain.verifying.compare import Collate, alone_inputs, as_trained, compare_labels, packed, split, starts_of
-from packtrain.verifying.isolate import ChangedSample, changes_of, moved_neighbours, with_change
+from packtrain.verifying.compare import Collate, alone_inputs, as_trained, compare_labels, packed, sample_starts, split
+from packtrain.verifying.isolate import ChangedSample, make_changes, moved_neighbours, with_change
 from packtrain.verifying.model_states import (
     AS_TRAINED,
     EVALUATION,
@@ -31,7 +31,7 @@ from packtrain.verifying.model_states import (
     parity,
     stock_attention,
 )
-from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
+from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, loss_tolerance
 
 MOST_SAMPLES = 4  # one of each kind
 MOST_TOKENS = 2_000  # of text; media are what they are
@@ -41,7 +41,7 @@ _LEAST_ROOM = 8  # tokens that make a sample
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowRoom:
-    """What one row of a training step holds."""
+    """The room in one row of a training step."""
 
     tokens: int = MOST_TOKENS
     patches: int | None = None  # of the vision encoder; None: unknown
@@ -62,14 +62,14 @@ class RowRoom:
         return self.taken(samples) <= self.tokens and (self.patches is None or patches <= self.patches)
 
 
-def kind_of(images: int, videos: int) -> str:
+def sample_kind(images: int, videos: int) -> str:
     """The kind of a sample, one of KINDS."""
     return "video" if videos else "images" if images > 1 else "image" if images else "text"
 
 
 def sample_described(sample: EncodedSample) -> str:
     """Id, kind and length of a sample."""
-    kind = kind_of(sample.num_images, sample.num_videos)
+    kind = sample_kind(sample.num_images, sample.num_videos)
     return f"{sample.id} ({kind if kind != 'images' else f'{sample.num_images} images'}, {len(sample):,} tokens)"
 
 
@@ -83,13 +83,13 @@ def short_samples(
     room = room or RowRoom()
     piece = max(2, min(room.tokens, MOST_TOKENS) // 4 // room.alignment * room.alignment)
     usable = sorted((sample for sample in samples if (sample.labels[1:] != IGNORED).any()), key=len)
-    usable = usable or [_text_of(sample, piece, number=0) for sample in samples]
+    usable = usable or [_text_sample(sample, piece, number=0) for sample in samples]
     if not usable:
         raise DataError("the packing check", got="no samples", expected="at least one on every rank")
     chosen: list[EncodedSample] = []
     left_out = []
     for kind in KINDS:
-        shortest = next((one for one in usable if kind_of(one.num_images, one.num_videos) == kind), None)
+        shortest = next((one for one in usable if sample_kind(one.num_images, one.num_videos) == kind), None)
         if shortest is None or kind == "text":
             continue
         beside = room.least if not chosen else 0  # a row needs a neighbour
@@ -106,17 +106,17 @@ def short_samples(
         chosen = []  # there is no room for a second one
     while len(chosen) < 2:
         size = min(piece, (room.tokens - room.taken(chosen)) // room.alignment * room.alignment)
-        chosen.append(_text_of(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
+        chosen.append(_text_sample(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
     return sorted(chosen, key=len), tuple(left_out)
 
 
-def longest_of(row: Sequence[EncodedSample]) -> int:
+def longest_index(row: Sequence[EncodedSample]) -> int:
     """The index of the longest sample, among those with labels if there are any."""
     carry = [at for at, sample in enumerate(row) if (sample.labels[1:] != IGNORED).any()]
     return max(carry or range(len(row)), key=lambda at: len(row[at]))
 
 
-def _text_of(sample: EncodedSample, tokens: int, *, number: int) -> EncodedSample:
+def _text_sample(sample: EncodedSample, tokens: int, *, number: int) -> EncodedSample:
     """The first tokens of a sample's text, all of them with labels."""
     ids = sample.input_ids[sample.token_kinds == TEXT][:tokens]
     labels = ids.clone()
@@ -174,14 +174,14 @@ def quick_check(
     weight = next(model.parameters())
     dtype = training.dtype if training is not None and training.dtype is not None else weight.dtype
     with exact_products():
-        checks = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), starts_of(chosen, collate))]
+        checks = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), sample_starts(chosen, collate))]
         with in_mode(model, EVALUATION), torch.no_grad():
             checks += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
         if training is None:
             left_out.append("the loss and its gradients: the loss is not the trainer's own")
         else:
             checks += _with_loss(model, chosen, collate, contract, training, dtype, left_out)
-    shown = [*chosen, *([pack[longest_of(pack)]] if pack else [])]
+    shown = [*chosen, *([pack[longest_index(pack)]] if pack else [])]
     return CheckReport(
         model=type(model).__name__,
         attn_implementation="as given",
@@ -192,7 +192,7 @@ def quick_check(
         checks=tuple(checks),
         tolerances=_tolerances(dtype),
         left_out=tuple(left_out),
-        kinds=tuple(dict.fromkeys(kind_of(sample.num_images, sample.num_videos) for sample in shown)),
+        kinds=tuple(dict.fromkeys(sample_kind(sample.num_images, sample.num_videos) for sample in shown)),
         longest=max(map(len, shown)),
         seconds=time.perf_counter() - started,
     )
@@ -220,21 +220,21 @@ def _without_gradients(
         moved = [row(with_change(chosen, change)) for change in changes]
         again = row(chosen)  # a cache that a forward leaves shows in a later one
         with stock_attention(model) as used:
-            at = longest_of(pack)
+            at = longest_index(pack)
             if used == "eager" and len(pack[at]) > _MOST_EAGER:
                 left_out.append(f"{sample_described(pack[at])}: alone it needs more memory than packed")
-                pack, at = chosen, longest_of(chosen)
+                pack, at = chosen, longest_index(chosen)
             # A rank with fewer samples repeats its last.
             reference = [by_itself(chosen[min(number, len(chosen) - 1)]) for number in range(MOST_SAMPLES)]
             longest = by_itself(pack[at])
         whole = row(pack)
-    allowed = tolerance_of(dtype).hidden
-    known = list(zip(chosen, reference, strict=False))
+    allowed = loss_tolerance(dtype).hidden
+    pairs = list(zip(chosen, reference, strict=False))
     in_pack = [(pack[at], longest, whole[at])]
-    in_pack += [(one, ref, whole[place]) for one, ref in known for place, its in enumerate(pack) if its is one]
+    in_pack += [(one, ref, whole[place]) for one, ref in pairs for place, its in enumerate(pack) if its is one]
     return [
-        parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(known, first, strict=True)], allowed),
-        parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(known, again, strict=True)], allowed),
+        parity("hidden states (forward 1)", [(s, r, f) for (s, r), f in zip(pairs, first, strict=True)], allowed),
+        parity("hidden states (later)", [(s, r, f) for (s, r), f in zip(pairs, again, strict=True)], allowed),
         parity("hidden states (whole pack)", in_pack, allowed),
         # at every token, also of media, which have no labels
         *moved_neighbours(model, chosen, changes, again, lambda change: moved[changes.index(change)], dtype),
@@ -243,10 +243,10 @@ def _without_gradients(
 
 def _changes(chosen: Sequence[EncodedSample]) -> list[ChangedSample]:
     """Text of the first and the last sample, pixels of the last two with media; always the same number."""
-    changes = changes_of(chosen)
+    changes = make_changes(chosen)
     texts = [change for change in changes if change.what == "text"]
-    found = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
-    return [*found, *[texts[0]] * (CHANGES - len(found))]
+    selected = [texts[0], texts[-1], *[change for change in changes if change.what == "pixels"][-2:]]
+    return [*selected, *[texts[0]] * (CHANGES - len(selected))]
 
 
 def _with_loss(
@@ -278,7 +278,7 @@ def _with_loss(
 
 
 def _tolerances(dtype: torch.dtype) -> tuple[str, ...]:
-    allowed = tolerance_of(dtype)
+    allowed = loss_tolerance(dtype)
     return (
         "reference: each sample alone, on the model's own attention",
         f"hidden states at supervised positions: norm of packed - alone over that of alone; at most {allowed.hidden:g}",

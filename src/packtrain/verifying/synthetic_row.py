@@ -26,7 +26,7 @@ _FPS = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plot:
-    """What one synthetic sample consists of."""
+    """The contents of one synthetic sample."""
 
     name: str
     media: tuple[MediaKind, ...] = ()
@@ -57,7 +57,7 @@ def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -
     assert family is not None, "families without a rule are refused"
     costs = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
     kinds = set(family.placeholders)
-    made = []
+    samples = []
     for number, plot in enumerate(_PLOTS if kinds else _TEXTS):
         if not kinds >= set(plot.media):
             continue
@@ -66,12 +66,12 @@ def synthetic_samples(request: Request, encoder: SampleEncoder, seed: int = 0) -
         record = _record(plot, draw, chat=settings.chat_template is not None)
         decoded = [_pixels(header, encoder, draw, f"{plot.name}-{at}") for at, header in enumerate(headers)]
         cost, _ = costs.cost(record, headers)
-        made.append(PricedSample(sample=encoder.assemble(record, decoded), cost=cost))
-    return made
+        samples.append(PricedSample(sample=encoder.assemble(record, decoded), cost=cost))
+    return samples
 
 
 def synthetic_text(encoder: SampleEncoder, tokens: int, *, chat: bool, seed: int = 0) -> EncodedSample:
-    """One sample of text with so many tokens, or a few more."""
+    """One sample of text with this number of tokens, or a few more."""
     words = tokens
     while True:
         draw = stream(seed, "synthetic", "longest")

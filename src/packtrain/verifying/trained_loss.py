@@ -25,8 +25,8 @@ from packtrain.verifying.compare import (
     as_trained,
     forward,
     largest,
+    sample_starts,
     split,
-    starts_of,
 )
 from packtrain.verifying.model_states import stock_attention
 
@@ -52,7 +52,7 @@ _TOLERANCES = {
 }
 
 
-def tolerance_of(dtype: torch.dtype) -> Tolerance:
+def loss_tolerance(dtype: torch.dtype) -> Tolerance:
     """For weights, or products, of one precision."""
     return _TOLERANCES[torch.float32] if dtype == torch.float64 else _TOLERANCES.get(dtype, _TOLERANCES[torch.bfloat16])
 
@@ -85,7 +85,7 @@ def compare_training_loss(
                 total = loss(model, batch)
                 if backward:
                     (total / whole).backward()  # type: ignore[no-untyped-call]
-            found = float(total.detach()) / whole
+            packed_loss = float(total.detach()) / whole
             before, taken_at = _norms(model), _positions(into_head)
             into_head.clear()
             each = []
@@ -100,18 +100,18 @@ def compare_training_loss(
             after = _norms(model)
     finally:
         model.zero_grad()
-    allowed, expected = tolerance_of(dtype), sum(part for _, part in each) / whole
+    allowed, expected = loss_tolerance(dtype), sum(part for _, part in each) / whole
     checks = [
         CheckResult(
             check="training loss",
-            difference=abs(found - expected) / max(1.0, abs(expected)),
+            difference=abs(packed_loss - expected) / max(1.0, abs(expected)),
             allowed=allowed.loss,
-            where=f"{found:.6f} packed, {expected:.6f} alone",
+            where=f"{packed_loss:.6f} packed, {expected:.6f} alone",
         )
     ]
     if taken_at is not None:
         checks.append(
-            _compare_positions(samples, starts_of(samples, collate), taken_at, [losses for losses, _ in each])
+            _compare_positions(samples, sample_starts(samples, collate), taken_at, [losses for losses, _ in each])
         )
     if backward and (before or after):  # a missing gradient would show in the samples alone
         checks.append(_compare_norms(before, after, dtype, allowed.gradients))
@@ -122,7 +122,7 @@ def _losses_alone(model: Any, sample: EncodedSample, contract: BatchContract, sm
     """The loss of each supervised token of one sample by itself.
 
     Training has logits at supervised tokens only, a chunk of them in 32 bits, so there are no more here. What a model
-    does to its logits behind the head is left to it.
+    does to its logits after the head is left to it.
     """
     carries = sample.labels[1:] != IGNORED
 
@@ -146,8 +146,8 @@ def _cross_entropies(logits: Tensor, targets: Tensor, smoothing: float) -> Tenso
 
 def _weights(batch: Any, samples: Sequence[EncodedSample], collate: Collate) -> list[Tensor]:
     """The loss weights of the supervised tokens of each sample: those of the batch, or 1."""
-    given = batch.get(LOSS_WEIGHTS)
-    rows = split(given[0], samples, collate) if given is not None else [torch.ones(len(sample)) for sample in samples]
+    packed = batch.get(LOSS_WEIGHTS)
+    rows = split(packed[0], samples, collate) if packed is not None else [torch.ones(len(sample)) for sample in samples]
     return [row[1:][sample.labels[1:] != IGNORED].float() for row, sample in zip(rows, samples, strict=True)]
 
 
@@ -161,16 +161,16 @@ def _local_gradients(model: Any) -> AbstractContextManager[Any]:
 @contextmanager
 def _head_input(model: Any) -> Iterator[list[Tensor]]:
     """The hidden states that the output head is given, with their gradient afterwards."""
-    seen: list[Tensor] = []
+    captured: list[Tensor] = []
 
     def keep(_: Any, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].requires_grad:
             inputs[0].retain_grad()
-            seen.append(inputs[0])
+            captured.append(inputs[0])
 
     handle = transformers_model(model).get_output_embeddings().register_forward_pre_hook(keep)
     try:
-        yield seen
+        yield captured
     finally:
         handle.remove()
 
@@ -183,29 +183,29 @@ def _positions(into_head: Sequence[Tensor]) -> Tensor | None:
 
 
 def _compare_positions(
-    samples: Sequence[EncodedSample], starts: Sequence[int], found: Tensor, losses: Sequence[Tensor]
+    samples: Sequence[EncodedSample], starts: Sequence[int], carries: Tensor, losses: Sequence[Tensor]
 ) -> CheckResult:
     """Exactly the supervised tokens have loss, in any precision."""
-    expected, sure = torch.zeros_like(found), torch.zeros_like(found)
+    expected, sure = torch.zeros_like(carries), torch.zeros_like(carries)
     for sample, start, lost in zip(samples, starts, losses, strict=False):
         places = start + (sample.labels[1:] != IGNORED).nonzero().flatten()
         expected[places] = True
         sure[places] = lost.cpu() < _SURE  # its gradient may round to 0
-    wrong = ((found != expected) & ~sure).nonzero().flatten().tolist()
+    wrong = ((carries != expected) & ~sure).nonzero().flatten().tolist()
     where = ""
     if wrong:
-        where = f"token {wrong[0]} of the row {'carries' if found[wrong[0]] else 'carries no'} loss"
+        where = f"token {wrong[0]} of the row {'carries' if carries[wrong[0]] else 'carries no'} loss"
     return CheckResult(check="training loss, tokens", difference=float(len(wrong)), allowed=0.0, where=where)
 
 
 def _norms(model: Any) -> dict[str, float]:
     """The norm of every gradient; of this rank's shard where it is sharded."""
-    found = {}
+    norms = {}
     for name, weight in model.named_parameters():
         if weight.grad is not None:
             local = weight.grad.to_local() if hasattr(weight.grad, "to_local") else weight.grad
-            found[name] = torch.linalg.vector_norm(local.detach(), dtype=torch.float32)
-    return {name: float(norm) for name, norm in found.items()}
+            norms[name] = torch.linalg.vector_norm(local.detach(), dtype=torch.float32)
+    return {name: float(norm) for name, norm in norms.items()}
 
 
 def _compare_norms(

@@ -13,7 +13,7 @@ from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
 from packtrain.verifying.check_result import PricedSample
-from packtrain.verifying.quick import kind_of
+from packtrain.verifying.quick import sample_kind
 
 MOST_LOOKED_AT = 500  # records
 MOST_TOKENS = 8_192  # of all samples together: logits of every token are kept
@@ -30,7 +30,7 @@ def user_samples(
     most, most_alone = (min(bound, room or bound) for bound in (MOST_TOKENS, LONGEST))
     rule = FamilyRule(request)
     measurer = Measurer(request, rule)
-    found: dict[str, list[PricedSample]] = {}
+    by_kind: dict[str, list[PricedSample]] = {}
     looked_at = 0
     longest: tuple[int, EncodedSample | None] = (0, None)
     for entry, source in islice(_entries(request), MOST_LOOKED_AT):
@@ -38,8 +38,8 @@ def user_samples(
         try:
             record = measurer.record(entry, source)
             cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
-            kind = kind_of(cost.images, cost.videos)
-            small = cost.tokens <= most // 2 and len(found.get(kind, ())) < count
+            kind = sample_kind(cost.images, cost.videos)
+            small = cost.tokens <= most // 2 and len(by_kind.get(kind, ())) < count
             if not small and not longest[0] < cost.tokens <= most_alone:
                 continue
             sample = encoder.encode(record, measurer.store(source))
@@ -48,8 +48,8 @@ def user_samples(
         if cost.tokens > longest[0]:
             longest = cost.tokens, sample
         if small:
-            found.setdefault(kind, []).append(PricedSample(sample=sample, cost=cost))
-    chosen = _of_every_kind(found, count, most)
+            by_kind.setdefault(kind, []).append(PricedSample(sample=sample, cost=cost))
+    chosen = _of_every_kind(by_kind, count, most)
     if len(chosen) < 2:
         raise DataError(
             "--data",
@@ -66,10 +66,10 @@ def _entries(request: Request) -> Iterator[tuple[Entry, int]]:
             yield entry, unit.source
 
 
-def _of_every_kind(found: dict[str, list[PricedSample]], count: int, most: int) -> list[PricedSample]:
+def _of_every_kind(by_kind: dict[str, list[PricedSample]], count: int, most: int) -> list[PricedSample]:
     """Samples of each kind in turn, within the limit of tokens."""
     chosen: list[PricedSample] = []
-    queues = [list(queue) for queue in found.values()]
+    queues = [list(queue) for queue in by_kind.values()]
     while len(chosen) < count and any(queues):
         for queue in queues:
             if not queue or len(chosen) >= count:

@@ -35,8 +35,8 @@ from packtrain.verifying.compare import (
     packed,
     run_alone,
     run_packed,
+    sample_starts,
     split,
-    starts_of,
     with_media_as,
 )
 from packtrain.verifying.isolate import allowed_movement, isolate, needed_effect, row_logits
@@ -55,7 +55,7 @@ from packtrain.verifying.model_states import (
     supports_checkpointing,
 )
 from packtrain.verifying.quick import sample_described
-from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, tolerance_of
+from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, loss_tolerance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -106,7 +106,7 @@ def verify_model(
         progress("each sample alone")
         comparison, used = _comparison(model, samples, contract, attn_implementation, backward)
         checks = [compare_costs(samples, costs, patch_size)] if costs else []
-        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), starts_of(samples, collate)))
+        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), sample_starts(samples, collate)))
         checks += _forwards(model, samples, collate, comparison, progress)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
@@ -118,8 +118,8 @@ def verify_model(
         last = modes[-1]
         if loss is not None:
             progress("the trainer's loss")
-            found = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
-            checks += _attempt("training loss", found)
+            compare = partial(_training_loss, model, samples, collate, contract, loss, mode=last, backward=backward)
+            checks += _attempt("training loss", compare)
         progress("neighbours")
         looked_at = TRAINING if TRAINING in modes else EVALUATION
         checks += _attempt("neighbours", partial(isolate, model, samples, collate, backward=backward, mode=looked_at))
@@ -201,9 +201,9 @@ def _compare(
 ) -> list[CheckResult]:
     def run() -> list[CheckResult]:
         with in_mode(model, mode):
-            found = run_packed(model, samples, collate, backward=backward)
-        checks = [*comparison.logits(mode.name, found.logits), comparison.loss(mode.name, found)]
-        return [*checks, *comparison.gradients(mode.name, found.gradients)] if backward else checks
+            outcome = run_packed(model, samples, collate, backward=backward)
+        checks = [*comparison.logits(mode.name, outcome.logits), comparison.loss(mode.name, outcome)]
+        return [*checks, *comparison.gradients(mode.name, outcome.gradients)] if backward else checks
 
     return _attempt(mode.name, run)
 
@@ -213,12 +213,12 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Che
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
-        found = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
+        states = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
         with stock_attention(model):
             compared = [
-                (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, found, strict=True)
+                (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, states, strict=True)
             ]
-    return [parity(f"hidden states ({row.name})", compared, tolerance_of(dtype).hidden)]
+    return [parity(f"hidden states ({row.name})", compared, loss_tolerance(dtype).hidden)]
 
 
 def _training_loss(
@@ -266,23 +266,23 @@ def _modes(model: Any, samples: Sequence[EncodedSample], collate: Collate, left_
 
 
 def _forward_only(rows: Sequence[NamedRow], samples: Sequence[EncodedSample]) -> list[str]:
-    known = {sample.id for sample in samples}
-    others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in known}
+    ids = {sample.id for sample in samples}
+    others = {sample.id: sample for row in rows for sample in row.samples if sample.id not in ids}
     return [f"{sample_described(sample)}, in a row of its own, forward only" for sample in others.values()]
 
 
 def _row_tolerances(rows: Sequence[NamedRow], loss: TrainingLoss | None, dtype: torch.dtype) -> tuple[str, ...]:
-    allowed = tolerance_of(dtype)
-    said = []
+    allowed = loss_tolerance(dtype)
+    lines = []
     if rows:
         what = "norm of packed - alone over that of alone at supervised positions, in the same precision"
-        said.append(f"hidden states: {what}; at most {allowed.hidden:g}")
+        lines.append(f"hidden states: {what}; at most {allowed.hidden:g}")
     if loss is not None:
-        said.append(
+        lines.append(
             f"training loss: the trainer's, per token, at most {allowed.loss:g}; on exactly the supervised tokens; its "
             f"gradients at most {allowed.gradients:g}"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def _neighbour_tolerances(model: Any) -> tuple[str, ...]:
@@ -302,23 +302,23 @@ def lengths_that_matter(config: Any) -> list[int]:
     text = config.get_text_config().to_dict()
     ropes = [value for key, value in text.items() if key.startswith("rope") and isinstance(value, Mapping)]
     ropes += [inner for rope in ropes for inner in rope.values() if isinstance(inner, Mapping)]
-    found = {part.get(name) for part in (text, *ropes) for name in _LENGTHS}
+    lengths = {part.get(name) for part in (text, *ropes) for name in _LENGTHS}
     if text.get("use_sliding_window") is False:
-        found.discard(text.get("sliding_window"))
-    return sorted(length for length in found if isinstance(length, int) and length > 0)
+        lengths.discard(text.get("sliding_window"))
+    return sorted(length for length in lengths if isinstance(length, int) and length > 0)
 
 
 def long_enough(config: Any, contract: BatchContract) -> int:
     """The length of a synthetic sample: beyond the longest of these lengths, if the model and the check allow it."""
-    known = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
-    wanted = max([_LEAST, *(length + _BEYOND for length in known)])
+    lengths = [length for length in lengths_that_matter(config) if length + _BEYOND <= MOST_TOKENS]
+    longest = max([_LEAST, *(length + _BEYOND for length in lengths)])
     # Longer ones would have to be alone, or would not fit into a row.
     limits = [limit for limit in (contract.longest_together, contract.longest_row) if limit is not None]
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or wanted
-    return int(min([wanted, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or longest
+    return int(min([longest, int(0.9 * positions), *(max(_BEYOND, limit // 2) for limit in limits)]))
 
 
-def unreached(config: Any, longest: int) -> str | None:
+def unreached_note(config: Any, longest: int) -> str | None:
     """A note where no sample is longer than a window."""
     beyond = [length for length in lengths_that_matter(config) if length >= longest]
     if not beyond:

@@ -1,4 +1,4 @@
-"""What is predicted of a run on the GPU at hand: seconds, tokens per second, memory and disk; and warnings from it."""
+"""Predictions for a run on this GPU: seconds, tokens per second, memory and disk; and warnings from them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PredictedRun:
 def model_prediction(
     prepared: Prepared, *, gpu: str | None, attention: str, compiled: bool, bf16: bool
 ) -> ModelPrediction | None:
-    """What predicts the model on this GPU; None where the model's shape is unknown."""
+    """The predictor of the model on this GPU; None where the model's shape is unknown."""
     from packtrain.training.predictions import ModelPrediction
 
     run = prepared.run
@@ -57,17 +57,17 @@ def model_prediction(
     except PacktrainError:
         return None
     try:
-        known = find_gpu(gpu) if gpu is not None else None
+        data_sheet = find_gpu(gpu) if gpu is not None else None
     except PacktrainError:
-        known = None  # no data sheet for this GPU
+        data_sheet = None  # no data sheet for this GPU
     kernel = (
         "varlen" if attention.startswith(("varlen", "flash", "flex")) else "eager" if attention == "eager" else "sdpa"
     )
     setup = replace(run.setup, attention=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
-    if known is None:
+    if data_sheet is None:
         return ModelPrediction(shape=shape, setup=setup)
-    time, memory, _ = coefficients_for(known, compiled=compiled)
-    return ModelPrediction(shape=shape, setup=setup, gpu=known, time=time, memory=memory)
+    time, memory, _ = coefficients_for(data_sheet, compiled=compiled)
+    return ModelPrediction(shape=shape, setup=setup, gpu=data_sheet, time=time, memory=memory)
 
 
 def predict_run(
@@ -171,11 +171,11 @@ def disk_warning(course: Course, model: ModelPrediction | None, folder: Path) ->
         )
     if saved + final <= free:
         return ()
-    wanted = f"the run is expected to write {memory(saved + final)} into {folder}"
+    need = f"the run is expected to write {memory(saved + final)} into {folder}"
     why = f"where {memory(free)} are free (checkpoints: {parts['checkpoints'].why})"
-    return (f"{wanted}, {why}: free some space, or lower save_total_limit",)
+    return (f"{need}, {why}: free some space, or lower save_total_limit",)
 
 
 def _checkpoint_bytes(folder: Path) -> int:
-    """Of checkpoints that later ones will replace."""
+    """The size of the checkpoints that later ones will replace."""
     return sum(path.stat().st_size for path in folder.glob("checkpoint-*/**/*") if path.is_file())

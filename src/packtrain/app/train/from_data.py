@@ -17,9 +17,9 @@ from packtrain.app.train.outcome import ProcessPlace
 from packtrain.app.train.prepare import data_errors_named
 from packtrain.app.train.resolve import RUNS, ResolvedRun, resolve_run, with_template_date
 from packtrain.config.run_config import RunConfig, absolute_paths, load_config
-from packtrain.config.steps import PackedStep, in_packs, said_samples
+from packtrain.config.steps import PackedStep, configured_samples, in_packs
 from packtrain.core.artifacts import alone
-from packtrain.core.cache_root import cache_dir, made_cache
+from packtrain.core.cache_root import cache_dir, make_cache
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.secrets import without_secrets
@@ -60,7 +60,7 @@ def config_from_data(
             fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
     run = with_template_date(resolve_run(given, world=here.world))
-    root = made_cache(run.data.cache_root)
+    root = make_cache(run.data.cache_root)
     with (
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
         data_errors_named(given, "dataset_path", str(run.data.dataset_path)),
@@ -96,7 +96,7 @@ def _gpu(run: ResolvedRun, here: ProcessPlace) -> str | None:
 
 
 def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[Sections, str]:
-    """What a study recommends; it is kept for the other processes and for the user."""
+    """The recommendation of a study, which is kept for the other processes and for the user."""
     given = without_secrets(run.config.sections())
     fitted = repr(coefficients_for(find_gpu(gpu), compiled=True))
     about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world, "said": given, "fitted": fitted}
@@ -111,17 +111,18 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
     """The fewest packs that hold the samples of a step; the longest sample fits."""
     tokens = table.column("tokens")
-    given = None if in_packs(run.config) else said_samples(run.config, run.world)  # a padded run has the same step
-    wanted, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
+    # a padded run has the same step
+    given = None if in_packs(run.config) else configured_samples(run.config, run.world)
+    samples, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
-        wanted=wanted, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
+        wanted=samples, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
     )
     context = read_shape(resolve(run.model.name, cache_dir() / "models")).language.context_length
     data = {"packing_length": min(step.kept_length, context)}
     kept = replace(step, samples_per_pack=data["packing_length"] / mean).is_kept
     if not kept and run.config.data.packing_length is None:  # packs are long for the longest sample alone
-        data["max_samples_per_pack"] = max(1, wanted // step.fewest_packs)
-    return {"data": data, "training": {"effective_batch_size": wanted}}, "no known GPU, defaults for CPU"
+        data["max_samples_per_pack"] = max(1, samples // step.fewest_packs)
+    return {"data": data, "training": {"effective_batch_size": samples}}, "no known GPU, defaults for CPU"
 
 
 def _with_given(chosen: Sections, given: Sections) -> Sections:

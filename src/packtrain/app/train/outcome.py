@@ -118,9 +118,9 @@ def model_card(ready: ReadyRun, outcome: RunOutcome, *, merged: bool) -> str:
     sees = any(part.name == "vision" for part in ready.parts)
     head |= {"pipeline_tag": "image-text-to-text" if sees else "text-generation", "tags": ["packtrain", "sft"]}
     rows = "\n".join(f"| {name} | {value} |" for name, value in _rows(ready, outcome))
-    made = f"`{_name(base)}`, fine-tuned on `{_name(data)}` with packtrain."
+    sentence = f"`{_name(base)}`, fine-tuned on `{_name(data)}` with packtrain."
     front = yaml.safe_dump(head, sort_keys=False)
-    return f"---\n{front}---\n\n# {run.folder.name}\n\n{made}\n\n| | |\n|---|---|\n{rows}\n"
+    return f"---\n{front}---\n\n# {run.folder.name}\n\n{sentence}\n\n| | |\n|---|---|\n{rows}\n"
 
 
 def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:

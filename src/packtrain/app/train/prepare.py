@@ -1,4 +1,4 @@
-"""What a run needs before its first step: measured and packed data, and every number that follows from them.
+"""Prepares a run before its first step: measured and packed data, and every number that follows from them.
 
 This happens before the process group is initialised: how long it takes depends on the data, and one process per
 machine does it.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
-from packtrain.app.measure import request_of
+from packtrain.app.measure import make_request
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.app.train.run_numbers import (
     Dataset,
@@ -55,8 +55,8 @@ def data_errors_named(config: RunConfig, key: str, path: str) -> Iterator[None]:
         key = f"data.{key}"
         if theirs := dict(config.called).get(key):  # another system's name for it
             key = f"{theirs} ({key})"
-        named = error.where.split(" ")[0] == "dataset_path"
-        where = key + error.where.removeprefix("dataset_path") if named else f"{key} {path}: {error.where}"
+        is_path = error.where.split(" ")[0] == "dataset_path"
+        where = key + error.where.removeprefix("dataset_path") if is_path else f"{key} {path}: {error.where}"
         fix = error.fix
         for option, setting in _OPTIONS.items():
             fix = fix.replace(option, setting)
@@ -86,7 +86,7 @@ def prepare(
         builder.measured[str(measured.table.folder)] = tuple(measured.changed)
     if run.evaluation is not None:  # a wrong path is refused before the data are measured
         with builder.errors_named(run.evaluation, "evaluation data"):
-            request_of(run.evaluation, streaming=None if builder.streams else False)
+            make_request(run.evaluation, streaming=None if builder.streams else False)
     if run.data.online:
         start = builder.stream_start(replace(run.data, packs_per_step=1))
         run = run.counted(samples_per_pack=start.samples_per_pack, packs_per_epoch=1)
@@ -99,8 +99,8 @@ def prepare(
     else:
         run = run.counted(samples_per_pack=1.0, packs_per_epoch=1)
     dataset = builder.build(run.data, "data")
-    wanted = run.length.max_steps if not run.data.online else None
-    while wanted is not None and dataset.schedule.num_steps() < wanted:  # later epochs may have fewer packs
+    steps = run.length.max_steps if not run.data.online else None
+    while steps is not None and dataset.schedule.num_steps() < steps:  # later epochs may have fewer packs
         run = replace(run, data=replace(run.data, epochs=run.data.epochs + 1))
         dataset = builder.build(run.data, "data")
     evaluation = builder.build(run.evaluation, "evaluation data") if run.evaluation is not None else None

@@ -1,4 +1,4 @@
-"""What a resumed run continues with: the settings, data and plan that it was started with, or why it cannot."""
+"""The settings, data and plan with which a resumed run was started and continues, or why it cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
-from packtrain.core.secrets import secrets_of
+from packtrain.core.secrets import secret_settings
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.runs.run_folder import CONFIG, RunFolder
 
@@ -42,7 +42,7 @@ _ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
 def config_of_run(folder: Path, asked: RunConfig) -> RunConfig:
     """The config that a run was started with, and the secrets of `asked`, which are not stored there."""
     config = load_config(folder / CONFIG)
-    return replace(config, training=replace(config.training, **secrets_of(asked.training.given())))
+    return replace(config, training=replace(config.training, **secret_settings(asked.training.given())))
 
 
 def refuse_changes(before: RunConfig, asked: RunConfig) -> None:
@@ -130,7 +130,7 @@ def _line(name: str, old: Any, new: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """As in a config."""
+    """A value as a config shows it."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(str, value))}]"
     return "nothing" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
@@ -210,7 +210,7 @@ _COUNTED = ("packing_length", "epochs", "steps")
 
 
 def _plan_facts(prepared: Prepared) -> dict[str, object]:
-    """What determines a plan and its order, by the names of run.json."""
+    """The facts that determine a plan and its order, by the names of run.json."""
     run, numbers = prepared.run, prepared.numbers
     data = {"packs_per_step": run.data.packs_per_step, "seed": run.data.seed, "balance": run.data.order}
     return {"mode": run.mode, **data, **{name: getattr(numbers, name) for name in _COUNTED}}

@@ -128,7 +128,7 @@ def plan_numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None)
     return RunNumbers(
         mode=run.mode,
         samples=samples,
-        left_out=_left_out(dataset),
+        left_out=_left_out_samples(dataset),
         too_large=counts.dropped - counts.unlabelled,
         unlabelled=counts.unlabelled,
         cut=counts.cut_rows,
@@ -154,14 +154,14 @@ def plan_numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None)
         world=run.world,
         first_packs=_first_packs(schedule) if config.has_packs else (),
         evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
-        evaluation_left_out=_left_out(evaluation) if evaluation is not None else 0,
+        evaluation_left_out=_left_out_samples(evaluation) if evaluation is not None else 0,
         evaluation_batches=-(-evaluation.plan.epoch(0).num_packs // evaluation.rows_per_batch)
         if evaluation is not None
         else 0,
     )
 
 
-def _left_out(dataset: Dataset) -> int:
+def _left_out_samples(dataset: Dataset) -> int:
     summary, reasons = dataset.plan.summary, dataset.measured.reasons
     chosen = sum(int(reasons.get(reason, 0)) for reason in (NOT_DRAWN, OTHER_PART))
     return summary.epochs[0].ledger + summary.ledger.measured - chosen
@@ -198,7 +198,7 @@ def packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
 
 
 def run_warnings(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tuple[str, ...]:
-    """What is not as the user asked for."""
+    """Warnings about numbers that are not as the user asked."""
     return (*_unit_warning(run), *_step_warning(run, dataset, numbers), *_tail_warning(dataset))
 
 

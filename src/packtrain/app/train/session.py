@@ -23,7 +23,7 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.trainer_arguments import arguments_of, course_of, try_arguments
+from packtrain.app.train.trainer_arguments import make_arguments, make_course, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
 from packtrain.core.numbers import counted
@@ -101,7 +101,7 @@ class Session:
 
         run = prepared.run
         device = training_device(here.local_rank, use_cpu=bool(run.arguments.get("use_cpu")))
-        args = arguments_of(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
+        args = make_arguments(prepared, bf16_weights=weights_dtype(run.model, device) == torch.bfloat16)
         try_arguments(args)
         check_same_data(prepared)
         checkpoint = checkpoint_to_resume(resume and find_latest(run.folder) is not None, run.folder, progress)
@@ -134,14 +134,14 @@ class Session:
             notes.append(_ROUNDED)
         if checkpoint is not None:
             notes += [f"skipped, the run continues from an earlier step: {one}" for one in checkpoint.passed_over]
-            notes += other_evaluation(RunFolder(run.folder), _evaluated(prepared))
+            notes += other_evaluation(RunFolder(run.folder), _evaluation_inputs(prepared))
         elif resume and RunFolder(run.folder).holds_run:
             notes.append("the run has no complete checkpoint yet: it starts from the beginning")
         if run.model.has_adapters and not run.merge_adapters and run.model.name.startswith(PREFIX):
             notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
         predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
-        course = course_of(
+        course = make_course(
             args,
             run,
             steps=prepared.numbers.steps,
@@ -219,7 +219,7 @@ class Session:
                 trainer = self._trainer(watch)
                 with shown:
                     trainer.train(resume_from_checkpoint=self.checkpoint)
-                status, detail = _ended(trainer)
+                status, detail = _end_status(trainer)
             except BaseException as error:
                 detail = in_one_line(error)
                 status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -252,7 +252,7 @@ class Session:
             world=run.world,
             fingerprints={"plan": None if run.data.online else plan.fingerprint, "schedule": schedule.hash},
             measured=_inputs(prepared.dataset),
-            evaluated=_evaluated(prepared),
+            evaluated=_evaluation_inputs(prepared),
             frozen=dict(self.frozen),
             derived=self.ready.derived(),
             notes=(*self.ready.warnings, *self.ready.notes, *self.ready.risks),
@@ -385,7 +385,7 @@ def _summary(folder: Path) -> Summary | None:
         return None
 
 
-def _ended(trainer: PackedTrainer) -> tuple[str, str]:
+def _end_status(trainer: PackedTrainer) -> tuple[str, str]:
     """The status of a run that ended, and why it ended before its last step."""
     if trainer.interrupted:
         return "interrupted", trainer.interrupted
@@ -404,7 +404,7 @@ def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:
     return collator_of(dataset, loaded, prepared.run.step.loss_weighting, constant)
 
 
-def _evaluated(prepared: Prepared) -> Mapping[str, Any] | None:
+def _evaluation_inputs(prepared: Prepared) -> Mapping[str, Any] | None:
     """The fingerprint of the evaluation data."""
     return prepared.evaluation.plan.summary.inputs if prepared.evaluation is not None else None
 
@@ -423,7 +423,7 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.first_check import check_first_batch
-    from packtrain.training.loss import loss_on, losses_of
+    from packtrain.training.loss import loss_on, make_losses
     from packtrain.verifying.quick import Training
 
     run = prepared.run
@@ -432,7 +432,7 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     loaded.model.to(device)
     ready_for_steps(loaded.model, run.step.vision_batch_patches)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
-    losses = losses_of(loaded.model, run.step, smoothing)
+    losses = make_losses(loaded.model, run.step, smoothing)
     return check_first_batch(
         loaded.model,
         prepared.dataset,

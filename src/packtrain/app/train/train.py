@@ -21,7 +21,7 @@ from packtrain.app.train.resolve import ResolvedRun, resolve_run, with_template_
 from packtrain.app.train.resume import changes_note, config_of_run, refuse_changes
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.setup import check_tiles, own_limits
-from packtrain.core.cache_root import cache_dir, made_cache
+from packtrain.core.cache_root import cache_dir, make_cache
 from packtrain.core.errors import ConfigError
 from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
@@ -67,7 +67,7 @@ def train(
         _require_attention(given.training.attn_implementation, use_cpu=bool(given.training.use_cpu))
         config, measured = config_from_data(given, here, progress)
         overrides = ()
-    run = _resolved(config, overrides, here.world, resume=resume, max_samples=max_samples)
+    run = _resolve_run(config, overrides, here.world, resume=resume, max_samples=max_samples)
     _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
     settings = read_settings(str(resolve(run.model.name, cache_dir() / "models")))
     run = _of_model(run, settings)
@@ -78,7 +78,7 @@ def train(
         folder.check(resume=resume)
     elif here.first:
         folder.check_place()
-    made_cache(run.data.cache_root)
+    make_cache(run.data.cache_root)
     run = with_template_date(run)
     if clear_cache:
         if here.world > 1:  # one would remove what others are reading
@@ -104,7 +104,7 @@ def train(
             urls_with_secrets=tuple(urls),
             command=_command(),
             host=platform.node(),
-            planned_in=_study_of(config),
+            planned_in=_study_page(config),
         )
         session = Session.open(
             prepared, here, resume=resume, batch_stats=batch_stats, invocation=invocation, progress=progress
@@ -133,7 +133,7 @@ def _of_model(run: ResolvedRun, settings: ProcessorSettings) -> ResolvedRun:
     )
 
 
-def _study_of(config: RunConfig | str | Path) -> str | None:
+def _study_page(config: RunConfig | str | Path) -> str | None:
     """The report of the study that recommended this config, where `packtrain plan` wrote both."""
     if isinstance(config, RunConfig) or Path(config).name != RECOMMENDED:
         return None
@@ -182,7 +182,7 @@ def _require_config_or_run(path: Path) -> None:
     )
 
 
-def _resolved(
+def _resolve_run(
     config: RunConfig | str | Path, overrides: Sequence[str], world: int, *, resume: bool, max_samples: int | None
 ) -> ResolvedRun:
     """The run; a resumed one as it was started, whatever the config says by now.
@@ -196,7 +196,7 @@ def _resolved(
         run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
     # With max_samples it is another run than its config's, unless the config is that trial's.
     own = max_samples in (None, given.data.max_samples)
-    moved = _folder_of(config, overrides) if own else None
+    moved = _resumed_folder(config, overrides) if own else None
     if resume and moved is not None:
         run = replace(run, folder=moved)
     if not resume:
@@ -252,7 +252,7 @@ def _has_checkpoint(folder: Path) -> bool:
     return False
 
 
-def _folder_of(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:
+def _resumed_folder(config: RunConfig | str | Path, overrides: Sequence[str]) -> Path | None:
     """The run folder that this config is in, unless the overrides name another one."""
     if isinstance(config, RunConfig) or any(_key(one) == "output_dir" for one in overrides):
         return None

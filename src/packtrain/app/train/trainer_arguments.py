@@ -36,7 +36,7 @@ class Course:
     notes: tuple[str, ...]
 
 
-def course_of(
+def make_course(
     args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float, trained: Iterable[str], dtype: str
 ) -> Course:
     """From the arguments, as the trainer reads them."""
@@ -61,7 +61,7 @@ def course_of(
     )
 
 
-def arguments_of(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
+def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
     """TrainingArguments from the config, the schedule and the precision of the weights."""
     import torch
 

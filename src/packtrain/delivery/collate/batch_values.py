@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchInfo:
-    """What a batch holds; counts are of real samples, padding stands beside them."""
+    """The contents of a batch; counts are of real samples, padding is counted separately."""
 
     keys: tuple[PackKey, ...] = ()
     ids: tuple[str, ...] = ()
@@ -53,12 +53,12 @@ class BatchInfo:
 
     @property
     def samples(self) -> int:
-        """With the pieces of split ones."""
+        """Number of samples, counting each piece of a split one."""
         return len(self.ids)
 
     @property
     def whole_samples(self) -> int:
-        """Each once: one that is split counts with its first piece."""
+        """Number of samples, counting a split one once, with its first piece."""
         return self.samples - self.later_pieces
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ def batch_info(
     patches: int | None,
     weighting: LossWeighting = "token",
 ) -> BatchInfo:
-    """What is known about a batch made of these packs; `patches` are asked for where the samples do not say theirs."""
+    """The BatchInfo of these packs; `patches` is used where samples do not say theirs."""
     lengths = tuple(len(sample) for sample in samples)
-    seen = [sample.vision for sample in samples if sample.vision is not None]
-    vision = VisionCounts.sum_of(seen)
+    counts = [sample.vision for sample in samples if sample.vision is not None]
+    vision = VisionCounts.total(counts)
     return BatchInfo(
         keys=tuple(row.key for row in rows),
         ids=tuple(sample.id for sample in samples),
@@ -112,7 +112,7 @@ def batch_info(
         videos=sum(sample.num_videos for sample in samples),
         frames=vision.frames,
         tiles=vision.tiles,
-        patches=vision.patches if len(seen) == len(samples) else patches,
+        patches=vision.patches if len(counts) == len(samples) else patches,
         squared_patches=vision.squared_patches,
         failures=tuple(failure for row in rows for failure in row.failures),
         later_pieces=sum(not sample.first for sample in samples),
@@ -121,11 +121,11 @@ def batch_info(
 
 
 LossWeighting = Literal["token", "sample", "sqrt"]
-LOSS_WEIGHTS = "loss_weights"  # under this name they stand in a batch, in the shape of its labels
+LOSS_WEIGHTS = "loss_weights"  # their key in a batch; same shape as labels
 _POWERS: dict[str, float] = {"token": 0.0, "sample": -1.0, "sqrt": -0.5}
 
 
-def checked_weighting(weighting: str) -> LossWeighting:
+def check_weighting(weighting: str) -> LossWeighting:
     """The name, if it is one."""
     names = get_args(LossWeighting)
     if weighting not in names:
@@ -148,7 +148,7 @@ def loss_total(samples: Sequence[EncodedSample], weighting: LossWeighting) -> fl
 
 
 def no_weights(tokens: int) -> Tensor:
-    """Of tokens that only fill up."""
+    """Zero weights for padding tokens."""
     import torch
 
     return torch.zeros(tokens)

@@ -27,7 +27,7 @@ from packtrain.delivery.collate.batch_values import (
     Batch,
     LossWeighting,
     batch_info,
-    checked_weighting,
+    check_weighting,
     no_weights,
     token_weights,
 )
@@ -87,7 +87,7 @@ class PackCollator:
         self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._constant, self._boundaries = constant, boundaries or constant is not None
         self._multiple, self.alignment, self._patch_size = pad_to_multiple, alignment, patch_size
-        self._weighting = checked_weighting(loss_weighting)
+        self._weighting = check_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         if len(rows) != 1:
@@ -99,23 +99,23 @@ class PackCollator:
             )
         samples = rows[0].samples
         checked_sample(samples, self._contract)
-        behind = self._behind(rows[0])
-        padding = sum(behind)
-        batch = self._tokens(samples, behind)
+        gaps = self._padding_lengths(rows[0])
+        padding = sum(gaps)
+        batch = self._tokens(samples, gaps)
         if self._contract.token_types is not None:
-            batch[self._contract.token_types] = self._token_types(rows[0], behind)
+            batch[self._contract.token_types] = self._token_types(rows[0], gaps)
         batch |= join_media(samples, self._contract, dtype=self.dtype)
         if self._boundaries:
-            batch |= self._segments(rows[0], behind)
+            batch |= self._segments(rows[0], gaps)
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples]
-            batch[LOSS_WEIGHTS] = torch.cat(_between(weights, [no_weights(count) for count in behind]))[None]
+            batch[LOSS_WEIGHTS] = torch.cat(_interleave(weights, [no_weights(count) for count in gaps]))[None]
         batch["use_cache"] = False  # a cache would hide the restarts, and models make one by default
         patches = count_patches(samples, self._patch_size)
         info = batch_info(rows, samples, padding=padding, patches=patches, weighting=self._weighting)
         return Batch(batch, info)
 
-    def _behind(self, row: PackedRow) -> list[int]:
+    def _padding_lengths(self, row: PackedRow) -> list[int]:
         """Padding tokens after each sample, and after the last; checks the length of the pack."""
         gaps = [-len(sample) % self.alignment for sample in row.samples]
         tokens = sum(len(sample) for sample in row.samples) + sum(gaps)
@@ -123,34 +123,34 @@ class PackCollator:
         limit = min((limit for limit in limits if limit is not None), default=tokens)
         if tokens > limit:
             raise too_long([row], row.samples, tokens, limit)
-        whole = -(-(tokens or EMPTY_TOKENS) // self._multiple) * self._multiple
+        length = -(-(tokens or EMPTY_TOKENS) // self._multiple) * self._multiple
         if self._constant is not None:
-            whole = self._constant.tokens
+            length = self._constant.tokens
         most = self._contract.longest_row
-        if most is not None and whole > most:
+        if most is not None and length > most:
             raise DataError(
                 pack_name(row),
-                got=f"a row of {whole} positions, padding included",
+                got=f"a row of {length} positions, padding included",
                 expected=f"at most {most}: {self._contract.model_type} supports no longer rows",
                 fix=f"pack with packing_length {most} or less",
             )
-        return [*gaps, whole - tokens]
+        return [*gaps, length - tokens]
 
-    def _tokens(self, samples: Sequence[EncodedSample], behind: Sequence[int]) -> dict[str, Any]:
+    def _tokens(self, samples: Sequence[EncodedSample], gaps: Sequence[int]) -> dict[str, Any]:
         """Ids, labels and positions; nothing else can see padding."""
-        ids = _between([sample.input_ids for sample in samples], [_filled(count, self._pad_id) for count in behind])
-        labels = _between([sample.labels for sample in samples], [_filled(count, IGNORED) for count in behind])
+        ids = _interleave([sample.input_ids for sample in samples], [_repeat(count, self._pad_id) for count in gaps])
+        labels = _interleave([sample.labels for sample in samples], [_repeat(count, IGNORED) for count in gaps])
         mrope = self._contract.positions == "mrope"
-        taken = [sample.position_ids for sample in samples]
-        fillers = [_padding_positions(taken, count).expand(4 if mrope else 1, -1) for count in behind]
-        positions = torch.cat(_between(taken, fillers), dim=1)
+        sample_positions = [sample.position_ids for sample in samples]
+        fillers = [_padding_positions(sample_positions, count).expand(4 if mrope else 1, -1) for count in gaps]
+        positions = torch.cat(_interleave(sample_positions, fillers), dim=1)
         return {
             "input_ids": torch.cat(ids)[None],
             "labels": torch.cat(labels)[None],
             "position_ids": positions[:, None] if mrope else positions,
         }
 
-    def _token_types(self, row: PackedRow, behind: Sequence[int]) -> Tensor:
+    def _token_types(self, row: PackedRow, gaps: Sequence[int]) -> Tensor:
         """Which tokens are images, for models whose images see themselves in both directions.
 
         Such a model takes neighbouring image tokens for one image, whichever samples they belong to.
@@ -164,49 +164,49 @@ class PackCollator:
                     fix="use the model's chat template, or put text in front of the image",
                 )
         kinds = [(sample.token_kinds == IMAGE).long() for sample in row.samples]
-        return torch.cat(_between(kinds, [_filled(count, TEXT) for count in behind]))[None]
+        return torch.cat(_interleave(kinds, [_repeat(count, TEXT) for count in gaps]))[None]
 
-    def _segments(self, row: PackedRow, behind: Sequence[int]) -> dict[str, Any]:
+    def _segments(self, row: PackedRow, gaps: Sequence[int]) -> dict[str, Any]:
         """Where segments begin and end, for kernels that take them as numbers."""
-        lengths = [length for length in _between([len(sample) for sample in row.samples], behind) if length]
+        lengths = [length for length in _interleave([len(sample) for sample in row.samples], gaps) if length]
         longest = max(lengths)
         if self._constant is not None and self._constant.segments is not None:
             if len(lengths) > self._constant.segments:
                 raise DataError(
                     pack_name(row),
-                    got=f"{len(row.samples)} samples" + (" and padding" if any(behind) else ""),
+                    got=f"{len(row.samples)} samples" + (" and padding" if any(gaps) else ""),
                     expected=f"at most {self._constant.segments} segments",
                     fix="raise the segments of the static shapes, or limit the samples per pack",
                 )
-            # Segments of no length, behind the last.
+            # Empty segments after the last.
             lengths += [0] * (self._constant.segments - len(lengths))
             longest = self._constant.tokens
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
-def offsets_of(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
+def sample_offsets(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
     """Where each sample begins in its row."""
-    taken = [-(-len(sample) // alignment) * alignment for sample in samples]
-    return [sum(taken[:number]) for number in range(len(taken))]
+    lengths = [-(-len(sample) // alignment) * alignment for sample in samples]
+    return [sum(lengths[:number]) for number in range(len(lengths))]
 
 
-def _between(parts: Sequence[Any], behind: Sequence[Any]) -> list[Any]:
+def _interleave(parts: Sequence[Any], fillers: Sequence[Any]) -> list[Any]:
     """Each part with what follows it; then what follows the last."""
-    return [one for pair in zip(parts, behind, strict=False) for one in pair] + [behind[-1]]
+    return [one for pair in zip(parts, fillers, strict=False) for one in pair] + [fillers[-1]]
 
 
-def _padding_positions(taken: Sequence[Tensor], padding: int) -> Tensor:
+def _padding_positions(positions: Sequence[Tensor], padding: int) -> Tensor:
     """0, 1, 2, ... up to the largest position of the samples, and again from 0.
 
     A larger one would change the samples where rotary frequencies follow the largest position of a row, and be none at
     all where positions are learned.
     """
-    known = int(torch.cat([*taken], dim=1).amax(1).min()) + 1 if taken else EMPTY_TOKENS
-    return torch.arange(padding) % known
+    period = int(torch.cat([*positions], dim=1).amax(1).min()) + 1 if positions else EMPTY_TOKENS
+    return torch.arange(padding) % period
 
 
-def _filled(tokens: int, value: int) -> Tensor:
+def _repeat(tokens: int, value: int) -> Tensor:
     return torch.full((tokens,), value, dtype=torch.int64)
 
 
@@ -225,7 +225,7 @@ class PaddedCollator:
     ) -> None:
         self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
         self._patch_size = patch_size
-        self._weighting = checked_weighting(loss_weighting)
+        self._weighting = check_weighting(loss_weighting)
 
     def __call__(self, rows: Sequence[PackedRow]) -> Batch:
         samples = [sample for row in rows for sample in row.samples]
@@ -233,11 +233,11 @@ class PaddedCollator:
         width = max((len(sample) for sample in samples), default=EMPTY_TOKENS)
         if self._capacity is not None and samples and width > self._capacity:
             raise too_long(rows, samples, width, self._capacity)
-        batch = self._tokens(samples, width) if samples else self._nothing()
+        batch = self._tokens(samples, width) if samples else self._empty_row()
         batch |= join_media(samples, self._contract, dtype=self.dtype, per_row=True)
         if self._weighting != "token":
             weights = [token_weights(sample, self._weighting) for sample in samples] or [no_weights(width)]
-            batch[LOSS_WEIGHTS] = _stacked(weights, width, 0)
+            batch[LOSS_WEIGHTS] = _stack_padded(weights, width, 0)
         batch["use_cache"] = False
         padding = batch["input_ids"].numel() - sum(len(sample) for sample in samples)
         patches = count_patches(samples, self._patch_size)
@@ -246,20 +246,20 @@ class PaddedCollator:
 
     def _tokens(self, samples: Sequence[EncodedSample], width: int) -> dict[str, Any]:
         batch: dict[str, Any] = {
-            "input_ids": _stacked([sample.input_ids for sample in samples], width, self._pad_id),
-            "labels": _stacked([sample.labels for sample in samples], width, IGNORED),
-            "attention_mask": _stacked([torch.ones_like(sample.input_ids) for sample in samples], width, 0),
+            "input_ids": _stack_padded([sample.input_ids for sample in samples], width, self._pad_id),
+            "labels": _stack_padded([sample.labels for sample in samples], width, IGNORED),
+            "attention_mask": _stack_padded([torch.ones_like(sample.input_ids) for sample in samples], width, 0),
         }
-        positions = [_stacked(list(row), width, 0) for row in zip(*(s.position_ids for s in samples), strict=True)]
+        positions = [_stack_padded(list(row), width, 0) for row in zip(*(s.position_ids for s in samples), strict=True)]
         # Without a row of running positions, as the model computes them itself for padded batches.
         mrope = self._contract.positions == "mrope"
         batch["position_ids"] = torch.stack(positions[1:]) if mrope else positions[0]
         if self._contract.token_types is not None:
             kinds = [(sample.token_kinds == IMAGE).long() for sample in samples]
-            batch[self._contract.token_types] = _stacked(kinds, width, 0)
+            batch[self._contract.token_types] = _stack_padded(kinds, width, 0)
         return batch
 
-    def _nothing(self) -> dict[str, Any]:
+    def _empty_row(self) -> dict[str, Any]:
         """A row without loss; it sees itself, because attention to nothing is not a number."""
         ids = torch.full((1, EMPTY_TOKENS), self._pad_id, dtype=torch.int64)
         positions = torch.arange(EMPTY_TOKENS)[None]
@@ -275,5 +275,5 @@ class PaddedCollator:
         return batch
 
 
-def _stacked(parts: Sequence[Tensor], width: int, value: int) -> Tensor:
+def _stack_padded(parts: Sequence[Tensor], width: int, value: int) -> Tensor:
     return torch.stack([pad(part, (0, width - len(part)), value=value) for part in parts])

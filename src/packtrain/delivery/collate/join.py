@@ -39,11 +39,11 @@ def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) ->
             raise too_long_together(f"sample {sample.id} of {reached} tokens beside others", limit)
 
 
-def too_long_together(found: str, limit: int) -> DataError:
+def too_long_together(got: str, limit: int) -> DataError:
     """The error for a model whose rotary frequencies, for the whole row, follow the longest sample in it."""
     return DataError(
         "rotary positions",
-        got=found,
+        got=got,
         expected=f"at most {limit} tokens: beyond, this model's rotary frequencies change for the whole row",
         fix=f"pack with packing_length {limit} or less, or train with packing: false and batch size 1",
     )
@@ -70,7 +70,7 @@ def join_media(
     samples: Sequence[EncodedSample], contract: BatchContract, *, dtype: torch.dtype | None, per_row: bool = False
 ) -> dict[str, Tensor]:
     """Every media tensor of the samples in token order; `per_row` keeps images of different samples in rows."""
-    joined: dict[str, Tensor] = {}
+    media: dict[str, Tensor] = {}
     for name, how in contract.media.items():
         parts = [sample.media.get(name) for sample in samples]
         present = [part for part in parts if part is not None]
@@ -78,41 +78,41 @@ def join_media(
             continue
         dim = 0
         if how == "rows":
-            present = list(_alike(name, samples, present))
+            present = list(_require_same_size(name, samples, present))
         elif how == "tiles":
-            present = [_grown(part, _largest(present, (1,))) for part in present]
+            present = [_pad_ends(part, _largest(present, (1,))) for part in present]
         elif per_row:
             present = _rows_of_images(parts, present)
         else:
             dim, sides = 1, range(2, present[0].ndim)
-            present = [_grown(part, _largest(present, sides)) for part in present]
-        joined[name] = _joined(present, dim, dtype if name in PIXELS else None)
-    if contract.per_sample_images is not None and "pixel_values" in joined:
-        joined[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
-    return joined
+            present = [_pad_ends(part, _largest(present, sides)) for part in present]
+        media[name] = _concatenate(present, dim, dtype if name in PIXELS else None)
+    if contract.per_sample_images is not None and "pixel_values" in media:
+        media[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
+    return media
 
 
-def _joined(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:
+def _concatenate(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:
     """All parts in one tensor, each copied once, into the wanted precision and to where the batch will be read."""
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    joined, at = empty_batch_tensor(shape, dtype or parts[0].dtype), 0
+    output, at = empty_batch_tensor(shape, dtype or parts[0].dtype), 0
     for part in parts:
-        joined.narrow(dim, at, part.shape[dim]).copy_(part)
+        output.narrow(dim, at, part.shape[dim]).copy_(part)
         at += part.shape[dim]
-    return joined
+    return output
 
 
-def _alike(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor]) -> Sequence[Tensor]:
+def _require_same_size(name: str, samples: Sequence[EncodedSample], parts: Sequence[Tensor]) -> Sequence[Tensor]:
     """Refuse what the model takes only in one size, with the samples' names: LLaVA-OneVision's videos."""
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
-        found = ", ".join(
+        sizes = ", ".join(
             f"{sample.id} {tuple(sample.media[name].shape)}" for sample in samples if name in sample.media
         )
         raise DataError(
             f"{name} of one pack",
-            got=found,
+            got=sizes,
             expected="the same number of frames in all videos, since this model batches them",
             fix="set num_frames in processor_config, then measure and pack again",
         )
@@ -123,19 +123,19 @@ def _rows_of_images(parts: Sequence[Tensor | None], present: Sequence[Tensor]) -
     """One row for each sample; the models drop images that are all zero, so these fill up."""
     sizes = _largest(present, range(1, present[0].ndim))
     empty = present[0].new_zeros((1, *(sizes[dim] for dim in sorted(sizes))))
-    return [empty if part is None else _grown(part, sizes) for part in parts]
+    return [empty if part is None else _pad_ends(part, sizes) for part in parts]
 
 
 def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:
     return {dim: max(part.shape[dim] for part in parts) for dim in dims}
 
 
-def _grown(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
+def _pad_ends(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
     """Zeros after the ends of some dimensions."""
-    behind = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
-    if not any(behind):
+    padding = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
+    if not any(padding):
         return part
-    return pad(part, [side for more in reversed(behind) for side in (0, more)])
+    return pad(part, [side for more in reversed(padding) for side in (0, more)])
 
 
 def count_patches(samples: Sequence[EncodedSample], patch_size: int) -> int | None:

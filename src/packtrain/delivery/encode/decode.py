@@ -19,7 +19,7 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaHeader, MediaRef, PartLimits
 from packtrain.families.part_limits import with_limits
-from packtrain.records.images import IMAGE_FORMATS, decoded_rgb, in_colour
+from packtrain.records.images import IMAGE_FORMATS, decode_rgb, to_rgb
 from packtrain.records.media import FORMATS, MediaStore
 
 MAX_DECODED_BYTES = 4 << 30  # of one video's sampled frames
@@ -48,7 +48,7 @@ class Decoded:
         cls, pixels: Image.Image | np.ndarray[Any, Any], name: str = "", limits: PartLimits | None = None
     ) -> Decoded:
         """An image, also from an array (height, width, 3) of bytes."""
-        shown = in_colour(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels))
+        shown = to_rgb(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels))
         header = MediaHeader(kind="image", width=shown.width, height=shown.height, limits=limits)
         return cls(header=header, pixels=shown, name=name)
 
@@ -61,7 +61,7 @@ def decode_image(store: MediaStore, ref: MediaRef) -> Image.Image:
         if image.width * image.height > store.max_image_pixels:
             size = f"{image.width}x{image.height}"
             raise RecordError("decode", "image too large", f"{size}, the limit is {store.max_image_pixels} pixels")
-        return decoded_rgb(image)
+        return decode_rgb(image)
 
 
 def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -72,28 +72,28 @@ def decode_frames(store: MediaStore, ref: MediaRef, indices: Sequence[int]) -> n
         raise ConfigError(
             "decoding video", got="PyAV is not installed", expected="the package av", fix="pip install av"
         ) from error
-    wanted = sorted(set(indices))
-    found: dict[int, np.ndarray[Any, Any]] = {}
+    positions = sorted(set(indices))
+    frames_at: dict[int, np.ndarray[Any, Any]] = {}
     size = 0
     with _faults("video cannot be decoded", ref):
         options = {"format_whitelist": FORMATS}
         with store.open(ref) as stream, av.open(stream, options=options, metadata_errors="replace") as container:
             for at, frame in enumerate(container.decode(video=0)):
-                if len(found) == len(wanted):
+                if len(frames_at) == len(positions):
                     break
-                if at == wanted[len(found)]:
-                    found[at] = frame.to_ndarray(format="rgb24")
-                    size += found[at].nbytes
+                if at == positions[len(frames_at)]:
+                    frames_at[at] = frame.to_ndarray(format="rgb24")
+                    size += frames_at[at].nbytes
                     if size > MAX_DECODED_BYTES:
                         raise RecordError("decode", "video too large", f"{size:,} bytes")
-        if len(found) < len(wanted):
-            detail = f"{len(found)} of {len(wanted)} found"
+        if len(frames_at) < len(positions):
+            detail = f"{len(frames_at)} of {len(positions)} found"
             raise RecordError("decode", "video has fewer frames than its header says", detail)
-        return np.stack([found[index] for index in indices])
+        return np.stack([frames_at[index] for index in indices])
 
 
 def media_header(store: MediaStore, medium: Media) -> MediaHeader:
-    """What the header of a medium says."""
+    """Read the header of a medium."""
     with _faults("media cannot be read", medium.ref):
         return with_limits(store.header(medium.kind, medium.ref), medium)
 
@@ -123,7 +123,7 @@ def _faults(reason: str, ref: MediaRef) -> Iterator[None]:
 def _machine_fault(error: BaseException | None, outside: BaseException | None) -> OSError | None:
     """The system's error at the bottom of an error, unless it says that the file itself is wrong.
 
-    Opening a medium turns every such error into a RecordError, behind which the original is still found.
+    Opening a medium turns every such error into a RecordError, whose cause is the original.
     """
     while isinstance(error, RecordError):
         error = error.__context__

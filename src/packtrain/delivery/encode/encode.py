@@ -81,7 +81,7 @@ class SampleEncoder:
         """The id to fill up rows with: the tokenizer's own, else its end token."""
         tokenizer, tokens = self._text.tokenizer, self._settings.special_tokens
         ids = (tokenizer.id_of(tokens[name]) for name in ("pad_token", "eos_token") if name in tokens)
-        return next((found for found in ids if found is not None), 0)
+        return next((token_id for token_id in ids if token_id is not None), 0)
 
     def encode(
         self,
@@ -131,7 +131,7 @@ class SampleEncoder:
         return Decoded(header=header, pixels=frames, indices=indices, name=medium.ref.name)
 
     def _headers(self, record: Record, store: MediaStore) -> tuple[Decoded, ...]:
-        """For a piece after the first: its media count, but are not shown."""
+        """Headers only, for a piece after the first: its media count, but are not shown."""
         return tuple(Decoded(header=media_header(store, m), name=m.ref.name) for m in record.media())
 
     def _media(self) -> MediaProcessor:
@@ -154,10 +154,10 @@ class SampleEncoder:
         """As `encode`, from media that are decoded already, or synthetic."""
         import torch
 
-        known, expansions = self._text_side(record, [medium.header for medium in decoded], row)
-        ids, labels, kinds = known.expanded()
+        text, expansions = self._text_side(record, [medium.header for medium in decoded], row)
+        ids, labels, kinds = text.expand()
         if expected is not None:
-            found = SampleCounts(
+            actual = SampleCounts(
                 tokens=len(ids),
                 patches=sum(expansion.patches for expansion in expansions),
                 supervised_tokens=int((labels != IGNORED).sum()),
@@ -166,7 +166,7 @@ class SampleEncoder:
             )
             require_as_planned(
                 record,
-                found=found,
+                actual=actual,
                 planned=expected,
                 media=decoded,
                 settings=self._settings,
@@ -180,7 +180,7 @@ class SampleEncoder:
         input_ids, token_kinds = torch.from_numpy(ids[start:end]), torch.from_numpy(kinds[start:end])
         media: Mapping[str, Tensor] = {}
         if shown:
-            media = self._media().tensors(shown, expansions, known.run_kinds)
+            media = self._media().tensors(shown, expansions, text.run_kinds)
         return EncodedSample(
             id=record.id,
             row=row,
@@ -191,13 +191,13 @@ class SampleEncoder:
             media=media,
             num_images=sum(medium.header.kind == "image" for medium in shown),
             num_videos=sum(medium.header.kind == "video" for medium in shown),
-            vision=VisionCounts.sum_of(map(_counted, expansions if shown else ())),
+            vision=VisionCounts.total(map(_vision_counts, expansions if shown else ())),
             first=start == 0,
         )
 
     def text_tokens(self, record: Record, headers: Sequence[MediaHeader]) -> SampleTokens:
         """The text side of a record whose media have these headers, to be kept."""
-        tokens, expansions = self._tokenized(record, headers)
+        tokens, expansions = self._tokenize(record, headers)
         return replace(tokens, key=sample_key(record, expansions))
 
     def _text_side(
@@ -209,9 +209,9 @@ class SampleEncoder:
             expansions = self._text.layouter.expansions(headers)
             if cached.key == sample_key(record, expansions):
                 return cached, expansions
-        return self._tokenized(record, headers)
+        return self._tokenize(record, headers)
 
-    def _tokenized(self, record: Record, headers: Sequence[MediaHeader]) -> tuple[SampleTokens, Sequence[Expansion]]:
+    def _tokenize(self, record: Record, headers: Sequence[MediaHeader]) -> tuple[SampleTokens, Sequence[Expansion]]:
         if record.tokens is not None:
             self._text.require_usable(record.tokens)
             return SampleTokens.of_ids(record.tokens), ()
@@ -219,8 +219,8 @@ class SampleEncoder:
         return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
 
 
-def _counted(expansion: Expansion) -> VisionCounts:
-    """Of one medium: its pictures are of one size."""
+def _vision_counts(expansion: Expansion) -> VisionCounts:
+    """The counts of one medium, whose images or frames have one size."""
     return VisionCounts(
         frames=expansion.frames,
         tiles=expansion.patches // expansion.max_patches if expansion.max_patches else 0,
@@ -236,7 +236,7 @@ _MOST_NAMED = 5
 def require_as_planned(
     record: Record,
     *,
-    found: SampleCounts,
+    actual: SampleCounts,
     planned: SampleCounts,
     media: Sequence[Decoded],
     settings: ProcessorSettings,
@@ -244,9 +244,9 @@ def require_as_planned(
 ) -> None:
     """Raise DriftError where a sample does not have the counts that its pack was planned with."""
     changed = [
-        f"{name} {getattr(found, name)} found, {getattr(planned, name)} planned"
+        f"{name} {getattr(actual, name)} found, {getattr(planned, name)} planned"
         for name in _COUNTS
-        if getattr(found, name) != getattr(planned, name)
+        if getattr(actual, name) != getattr(planned, name)
     ]
     if not changed:
         return

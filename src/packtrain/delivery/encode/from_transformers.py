@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packtrain.core.artifacts import made_once, read_json, write_json
+from packtrain.core.artifacts import make_folder_once, read_json, write_json
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import digest, files_state
@@ -43,12 +43,12 @@ def model_contract(settings: ProcessorSettings) -> BatchContract:
     version = _transformers()
     if not settings.config or version is None:
         return contract
-    config = _as_loaded(settings, version)
+    config = _loaded_config(settings, version)
     return contract_for(replace(settings, config=config, model_type=str(config.get("model_type"))))
 
 
 def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
-    """What those who only measure or pack should know: that training will refuse the model, or was not asked."""
+    """Notes for measuring and packing: that training will refuse the model, or was not checked."""
     try:
         model_contract(settings)
     except ConfigError as error:
@@ -64,7 +64,7 @@ def _transformers() -> str | None:
         return None
 
 
-def _as_loaded(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
+def _loaded_config(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
     name = digest({"config": settings.config, "transformers": version})
     if name not in _loaded:
         file = cache_dir() / "configs" / f"{name}.json"
@@ -73,7 +73,7 @@ def _as_loaded(settings: ProcessorSettings, version: str) -> Mapping[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any] | None:
-    """None where there is none, or none that is whole."""
+    """The cached config; None if it is missing or damaged."""
     try:
         return dict(read_json(file, KIND, VERSION, checked=True)["config"])
     except (ArtifactError, OSError):
@@ -84,18 +84,18 @@ def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
     try:
         text = _load(folder) if "transformers" in sys.modules else in_another_process(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise ConfigError(
             f"{folder}/config.json",
-            got=f"a config that transformers cannot load: {said}",
+            got=f"a config that transformers cannot load: {reason}",
             expected="a model of transformers without remote code",
             fix="check the folder with AutoConfig.from_pretrained; a newer transformers may support the model",
         ) from None
-    found: dict[str, Any] = json.loads(text)
+    config: dict[str, Any] = json.loads(text)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, KIND, VERSION, {"config": found}, checked=True)
-    return found
+        write_json(file, KIND, VERSION, {"config": config}, checked=True)
+    return config
 
 
 def _load(folder: str) -> str:
@@ -119,7 +119,7 @@ def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
     vocabularies = {path.name for pattern in _VOCABULARIES for path in source.glob(pattern)}
     state = files_state({name: source / name for name in sorted({*_FILES, *vocabularies})}, content=True)
     folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
-    return str(made_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))
+    return str(make_folder_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))
 
 
 def _file_is_enough(settings: ProcessorSettings) -> bool:
@@ -133,7 +133,7 @@ def _file_is_enough(settings: ProcessorSettings) -> bool:
 
 
 def in_another_process(*arguments: str) -> str:
-    """What this module prints when it is run; RuntimeError with the last line of what went wrong."""
+    """Run this module in another process and return its output; RuntimeError has the last line of its error."""
     command = [sys.executable, "-m", "packtrain.delivery.encode.from_transformers", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -154,7 +154,7 @@ def _save_in_another_process(source: str, folder: Path) -> None:
 
 
 def _save(source: str, folder: str) -> None:
-    """What the other process does."""
+    """Save the tokenizer; runs in the other process."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from packtrain.core.errors import DataError, RecordError
-from packtrain.core.retries import Answer, retried
+from packtrain.core.retries import Answer, retry
 from packtrain.core.values import LedgerEntry, Record
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.packing.pack_plan import PackPlan
@@ -66,11 +66,11 @@ class PackSource:
         for number, start, tokens, first in zip(*columns, strict=True):
             row = self._rows.row(number)
             try:
-                sample = self._encoded(number, row, start, tokens)
+                sample = self._encode_sample(number, row, start, tokens)
                 samples.append(sample if sample.first == first else replace(sample, first=first))
             except RecordError as error:
                 self._require_root(row)
-                failures.append(undelivered(row.id, row.origin, error))
+                failures.append(delivery_failure(row.id, row.origin, error))
             except Exception as error:
                 error.add_note(f"while sample {row.id} of pack {key.pack}, epoch {key.epoch}, was encoded")
                 raise
@@ -95,14 +95,14 @@ class PackSource:
     def close(self) -> None:
         """No more packs will be asked for."""
 
-    def _encoded(self, number: int, row: SampleRow, start: int, tokens: int) -> EncodedSample:
+    def _encode_sample(self, number: int, row: SampleRow, start: int, tokens: int) -> EncodedSample:
         store = self._reader.store(row.source)
 
         def encode() -> EncodedSample:
-            with self._reader.opened(number) as record:
+            with self._reader.open_record(number) as record:
                 return self._encoder.encode(record, store, row=number, expected=row, start=start, tokens=tokens)
 
-        return media_read(encode, row.id, row.origin)
+        return read_media(encode, row.id, row.origin)
 
     def _require_root(self, row: SampleRow) -> None:
         """One file may be gone for good; a whole folder that is gone is a disk or a mount that comes back."""
@@ -128,16 +128,16 @@ class PackSource:
             self.plan = PackPlan.load(self.plan, checked=False)  # by the process that this one comes from
 
 
-def undelivered(id: str, origin: str, error: RecordError) -> LedgerEntry:
+def delivery_failure(id: str, origin: str, error: RecordError) -> LedgerEntry:
     """A sample that was planned and could not be delivered."""
     detail = f"{error.stage}: {error.detail}" if error.detail else error.stage
     return LedgerEntry(id=id, origin=origin, stage=STAGE, reason=error.reason, detail=detail)
 
 
-def media_read(read: Callable[[], Answer], id: str, origin: str) -> Answer:
-    """What `read` returns, after a few more attempts where media could not be read."""
+def read_media(read: Callable[[], Answer], id: str, origin: str) -> Answer:
+    """Call `read`, with a few more attempts if media cannot be read."""
     try:
-        return retried(read, PAUSES)
+        return retry(read, PAUSES)
     except OSError as error:
         raise DataError(
             f"sample {id} ({origin})",
@@ -193,7 +193,7 @@ class StreamedSource(PackSource):
         span = (os.getpid(), key.epoch, int(windows.min()), int(windows.max()))
         if span != self._declared:
             self._declared = span
-            self._files.want(self._needed(*span[1:]))
+            self._files.want(self._files_of_windows(*span[1:]))
 
     def _packs_of_step(self, key: PackKey) -> np.ndarray:
         """All packs of a key's step; the pack alone outside a schedule."""
@@ -204,16 +204,16 @@ class StreamedSource(PackSource):
             self._schedule = Schedule(self.plan, packs_per_step=size, seed=seed, balance=balance)
         return self._schedule.step(key.epoch, key.step)
 
-    def _needed(self, epoch: int, first: int, last: int) -> list[str]:
+    def _files_of_windows(self, epoch: int, first: int, last: int) -> list[str]:
         """The files of these windows, then those of the next."""
         windows = [(epoch, window) for window in range(first, last + 1)]
         if last < int(self.plan.epoch(epoch).load("window").max()):
             windows.append((epoch, last + 1))
         elif epoch + 1 < self.plan.num_epochs and self.plan.epoch(epoch + 1).num_packs:
             windows.append((epoch + 1, 0))
-        return list(dict.fromkeys(file for window in windows for file in self._files_of(*window)))
+        return list(dict.fromkeys(file for window in windows for file in self._files_of_window(*window)))
 
-    def _files_of(self, epoch: int, window: int) -> list[str]:
+    def _files_of_window(self, epoch: int, window: int) -> list[str]:
         """The data files that the packs of one window are read from."""
         content = self.plan.epoch(epoch)
         packs = np.flatnonzero(content.load("window") == window)
@@ -224,7 +224,7 @@ class StreamedSource(PackSource):
         return [self._rows.files[number].file for number in numbers.tolist()]
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a process has worked out and declared is its own."""
+        """Without the schedule and what this process has declared."""
         own = ("_schedule", "_step", "_declared")
         return {name: value for name, value in super().__getstate__().items() if name not in own}
 

@@ -32,7 +32,7 @@ _NOT_FOR_SAMPLING = ("input_data_format", "do_convert_rgb", "do_sample_frames", 
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Of the processors, under one set of limits."""
+    """Processor arguments under one set of limits."""
 
     sampling: Mapping[str, Any] | None
     images: Mapping[str, Any]
@@ -48,15 +48,15 @@ class MediaProcessor:
         self._processor = load_processor(settings, multimodal=True)
         self._arguments: dict[tuple[MediaKind, PartLimits | None], _Arguments] = {}
 
-    def _for(self, header: MediaHeader) -> _Arguments:
+    def _arguments_for(self, header: MediaHeader) -> _Arguments:
         key = header.kind, header.limits
         if key not in self._arguments:
             if len(self._arguments) >= _MOST:
                 self._arguments.clear()
-            self._arguments[key] = self._made(self._parts.rule_for(*key).processor_kwargs())
+            self._arguments[key] = self._make_arguments(self._parts.rule_for(*key).processor_kwargs())
         return self._arguments[key]
 
-    def _made(self, kwargs: dict[str, Any]) -> _Arguments:
+    def _make_arguments(self, kwargs: dict[str, Any]) -> _Arguments:
         sampling = sampling_settings(self._processor, kwargs)
         kwargs = copy.deepcopy(kwargs)
         put_video_kwargs(kwargs, do_sample_frames=False, return_metadata=True)
@@ -72,7 +72,7 @@ class MediaProcessor:
 
     def frame_indices(self, header: MediaHeader) -> list[int]:
         """The frames of a video that the model is shown."""
-        return frame_indices(self._processor, self._for(header).sampling, header)
+        return frame_indices(self._processor, self._arguments_for(header).sampling, header)
 
     def tensors(
         self, decoded: Sequence[Decoded], expansions: Sequence[Expansion], runs: Sequence[MediaKind]
@@ -81,26 +81,26 @@ class MediaProcessor:
         images = [medium for medium in decoded if medium.header.kind == "image"]
         videos = [medium for medium in decoded if medium.header.kind == "video"]
         try:
-            made = self._images(images) if images else {}
+            tensors = self._images(images) if images else {}
             made_videos = self._videos(videos) if videos else {}
         except MemoryError:
             raise
         except Exception as error:  # a processor may fail in any way on bad media
             raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}"[:300]) from None
         if self._contract.text_order:
-            made = {"pixel_values": _in_text_order(made, made_videos, runs)}
+            tensors = {"pixel_values": _in_text_order(tensors, made_videos, runs)}
         else:
-            made = {**made, **made_videos}
-        found = {name: made[name] for name in self._contract.media if name in made}
-        _check_shapes(self._contract, found, decoded, expansions)
-        return found
+            tensors = {**tensors, **made_videos}
+        media = {name: tensors[name] for name in self._contract.media if name in tensors}
+        _check_shapes(self._contract, media, decoded, expansions)
+        return media
 
     def _images(self, images: Sequence[Decoded]) -> dict[str, Any]:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
-            kwargs = self._for(alike[0].header).images
+            kwargs = self._arguments_for(alike[0].header).images
             return dict(self._processor.image_processor([[medium.pixels for medium in alike]], **kwargs))
 
-        return _called(call, images, lambda medium: self._for(medium.header).images.get("size"))
+        return _call_in_groups(call, images, lambda medium: self._arguments_for(medium.header).images.get("size"))
 
     def _videos(self, videos: Sequence[Decoded]) -> dict[str, Any]:
         import torch
@@ -108,36 +108,38 @@ class MediaProcessor:
         def call(alike: Sequence[Decoded]) -> dict[str, Any]:
             metadata = [[video_metadata(video.header, video.indices) for video in alike]]
             frames = [[video.pixels for video in alike]]
-            kwargs = self._for(alike[0].header).videos
+            kwargs = self._arguments_for(alike[0].header).videos
             return dict(self._processor.video_processor(frames, video_metadata=metadata, **kwargs))
 
-        made = _called(call, videos, lambda medium: self._for(medium.header).videos.get("size"))
+        tensors = _call_in_groups(call, videos, lambda medium: self._arguments_for(medium.header).videos.get("size"))
         if "second_per_grid_ts" in self._contract.media:
             step = self._processor.video_processor.temporal_patch_size
-            made["second_per_grid_ts"] = torch.tensor([step / about.sampled_fps for about in made["video_metadata"]])
+            tensors["second_per_grid_ts"] = torch.tensor(
+                [step / about.sampled_fps for about in tensors["video_metadata"]]
+            )
         for name, join in self._contract.media.items():
-            if join == "images" and name in made:  # (videos, frames, ...), but a video is images of one sample
-                made[name] = made[name].flatten(0, 1).unsqueeze(0)
-        return made
+            if join == "images" and name in tensors:  # (videos, frames, ...), but a video is images of one sample
+                tensors[name] = tensors[name].flatten(0, 1).unsqueeze(0)
+        return tensors
 
 
-def _called(
+def _call_in_groups(
     call: Callable[[Sequence[Decoded]], dict[str, Any]], media: Sequence[Decoded], size: Callable[[Decoded], Any]
 ) -> dict[str, Any]:
-    """What a processor makes of media, in one call for all that stand together and have the same bounds.
+    """Call a processor once for each run of consecutive media with the same limits.
 
     Only families whose tensors have a row for each patch, or each medium, have bounds of single media.
     """
     import torch
 
-    made = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
-    if len(made) == 1:
-        return made[0]
+    outputs = [call(list(alike)) for _, alike in itertools.groupby(media, size)]
+    if len(outputs) == 1:
+        return outputs[0]
     return {
-        name: torch.cat([one[name] for one in made])
-        if torch.is_tensor(found)
-        else [x for one in made for x in one[name]]
-        for name, found in made[0].items()
+        name: torch.cat([one[name] for one in outputs])
+        if torch.is_tensor(tensor)
+        else [x for one in outputs for x in one[name]]
+        for name, tensor in outputs[0].items()
     }
 
 
@@ -162,11 +164,11 @@ def load_processor(settings: ProcessorSettings, *, multimodal: bool, fix: str = 
 def sampling_settings(processor: Any, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Arguments for the video processor's frame sampling; None where all are taken, or there are no videos."""
     video = getattr(processor, "video_processor", None)
-    given = {**kwargs, **kwargs.get("videos_kwargs", {})}
-    if video is None or given.get("do_sample_frames") is False:
+    options = {**kwargs, **kwargs.get("videos_kwargs", {})}
+    if video is None or options.get("do_sample_frames") is False:
         return None
     names = [name for name in video.valid_kwargs.__annotations__ if name not in _NOT_FOR_SAMPLING]
-    return {name: given.get(name, getattr(video, name, None)) for name in names}
+    return {name: options.get(name, getattr(video, name, None)) for name in names}
 
 
 def frame_indices(processor: Any, sampling: Mapping[str, Any] | None, header: MediaHeader) -> list[int]:
@@ -176,8 +178,8 @@ def frame_indices(processor: Any, sampling: Mapping[str, Any] | None, header: Me
     """
     if sampling is None:
         return list(range(header.frames))
-    chosen = processor.video_processor.sample_frames(metadata=video_metadata(header), **sampling)
-    return [int(index) for index in chosen if index < header.frames]
+    indices = processor.video_processor.sample_frames(metadata=video_metadata(header), **sampling)
+    return [int(index) for index in indices if index < header.frames]
 
 
 def video_metadata(header: MediaHeader, indices: Sequence[int] | None = None) -> Any:
@@ -220,20 +222,22 @@ def _in_text_order(images: Mapping[str, Any], videos: Mapping[str, Any], runs: S
 def _check_shapes(
     contract: BatchContract, media: Mapping[str, Tensor], decoded: Sequence[Decoded], expansions: Sequence[Expansion]
 ) -> None:
-    """Refuse tensors that do not belong to the tokens: the model would put the wrong pixels behind a token."""
+    """Refuse tensors that do not belong to the tokens: the model would use the wrong pixels for a token."""
     for name, kinds in (("pixel_values", ("image", "video")), ("pixel_values_videos", ("video",))):
         join = contract.media.get(name)
         if join is None:
             continue
         if name == "pixel_values" and "pixel_values_videos" in contract.media:
             kinds = ("image",)
-        shown = [made for medium, made in zip(decoded, expansions, strict=True) if medium.header.kind in kinds]
-        found = tuple(media[name].shape) if name in media else ()
+        shown = [
+            expansion for medium, expansion in zip(decoded, expansions, strict=True) if medium.header.kind in kinds
+        ]
+        shape = tuple(media[name].shape) if name in media else ()
         expected = _leading_shape(name, contract, shown)
-        if found[: len(expected)] != expected:
+        if shape[: len(expected)] != expected:
             raise DriftError(
                 f"{name} of " + (", ".join(medium.name for medium in decoded) or "a sample"),
-                got=f"shape {found} from the real processor",
+                got=f"shape {shape} from the real processor",
                 expected=f"{expected} in front, as computed from the sizes of the media",
                 fix="the family's rule and the installed transformers disagree: please report it with both versions",
             )
@@ -242,9 +246,9 @@ def _check_shapes(
 def _leading_shape(name: str, contract: BatchContract, shown: Sequence[Expansion]) -> tuple[int, ...]:
     if not shown:
         return ()
-    tiles = [made.tiles for made in shown]
+    tiles = [expansion.tiles for expansion in shown]
     if contract.positions == "mrope":
-        return (sum(made.patches for made in shown),)
+        return (sum(expansion.patches for expansion in shown),)
     if contract.media[name] == "images":
         return (1, sum(tiles))
     if contract.media[name] == "tiles":
@@ -273,11 +277,11 @@ class Positions:
         """The rows of positions of one whole sample, or of a first piece of one that holds all its media."""
         import torch
 
-        counted = torch.arange(len(input_ids)).unsqueeze(0)
+        positions = torch.arange(len(input_ids)).unsqueeze(0)
         if not self._mrope:
-            return counted
+            return positions
         if not media:
-            return counted.repeat(4, 1)
+            return positions.repeat(4, 1)
         self.warm_up()
         grids = {name: media[name] for name in _GRIDS if name in media}
         try:
@@ -285,7 +289,7 @@ class Positions:
         except (RuntimeError, ValueError, IndexError, StopIteration) as error:
             detail = f"{type(error).__name__}: {error}"[:300]
             raise RecordError("positions", "the model cannot place the sample's media", detail) from None
-        return torch.cat([counted, rows[:, 0]])
+        return torch.cat([positions, rows[:, 0]])
 
 
 def model_shell(folder: str) -> Any:

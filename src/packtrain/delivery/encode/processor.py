@@ -38,8 +38,8 @@ from packtrain.records.media import MediaStore
 def load_reference(request: Request) -> RealProcessor | str:
     """The real processor for a request, or a note why it cannot be asked."""
     settings = request.settings()
-    known = find_family(settings.model_type)
-    if known is not None and not known.in_transformers:
+    family = find_family(settings.model_type)
+    if family is not None and not family.in_transformers:
         return "skipped: this family's processor is packtrain's rule"
     try:
         import torch  # noqa: F401
@@ -49,7 +49,7 @@ def load_reference(request: Request) -> RealProcessor | str:
     return RealProcessor(request, settings)
 
 
-def _config_of(folder: str) -> Any:
+def _load_config(folder: str) -> Any:
     from transformers import AutoConfig
 
     try:
@@ -77,7 +77,7 @@ class RealProcessor:
         self._processor: Any = load_processor(settings, multimodal=self._multimodal, fix=", or pass --check 0")
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
         has_config = (Path(settings.folder) / "config.json").exists()
-        self._config: Any = _config_of(settings.folder) if has_config else None
+        self._config: Any = _load_config(settings.folder) if has_config else None
         family = load_rule(settings, request.limits)
         if family is None and request.limits.given():
             raise ConfigError(
@@ -99,13 +99,13 @@ class RealProcessor:
         if settings.template_date is not None and settings.chat_template is not None:
             self._own_template = with_date(settings.chat_template, settings.template_date)
         self._other_for_videos = has_own and family is not None and family.video_chat_template is not None
-        self._dialect = self._dialect_of(settings.chat_template, settings)
-        self._tool_dialect = self._dialect_of(settings.tool_template, settings)
+        self._dialect = self._make_dialect(settings.chat_template, settings)
+        self._tool_dialect = self._make_dialect(settings.tool_template, settings)
         self._tool_template = settings.tool_template
         if settings.template_date is not None and settings.tool_template is not None:
             self._tool_template = with_date(settings.tool_template, settings.template_date)
 
-    def _dialect_of(self, source: str | None, settings: ProcessorSettings) -> Dialect:
+    def _make_dialect(self, source: str | None, settings: ProcessorSettings) -> Dialect:
         if source is None:
             return Dialect("none")
         template = ChatTemplate(source, settings.special_tokens, settings.template_date)
@@ -137,21 +137,21 @@ class RealProcessor:
         if record.plain or self._template() is None:
             text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
             ids = self._tokenizer(text)["input_ids"]
-            return {"input_ids": self._ended(ids, text, self._plain_eos)}
+            return {"input_ids": self._append_eos(ids, text, self._plain_eos)}
         variables = template_variables(record.variables)
         if not self._multimodal:
             for_tools = "tools" in variables and self._tool_template is not None
             dialect = self._tool_dialect if for_tools else self._dialect
             messages = [dialect.written(m, "".join(_texts(m.parts))) for m in record.messages]
-            own = self._tool_template if for_tools and self._own_template is not None else self._own_template
+            template = self._tool_template if for_tools and self._own_template is not None else self._own_template
             outputs = self._tokenizer.apply_chat_template(
-                messages, chat_template=own, tokenize=True, return_dict=True, **variables
+                messages, chat_template=template, tokenize=True, return_dict=True, **variables
             )
             ids = outputs["input_ids"]
-            return {"input_ids": self._ended(ids, self._rendered(messages, variables), self._eos)}
+            return {"input_ids": self._append_eos(ids, self._render(messages, variables), self._eos)}
         kwargs = {key: dict(value) if isinstance(value, Mapping) else value for key, value in self._kwargs.items()}
         messages, metadata = self._with_media(record, store)
-        for kind in _bounded(record):  # what has bounds of its own is as large as it is to be
+        for kind in _kinds_with_limits(record):  # what has bounds of its own is as large as it is to be
             kwargs[f"{kind}s_kwargs"] = {**kwargs.get(f"{kind}s_kwargs", {}), "size": _ANY_SIZE}
         if metadata:
             put_video_kwargs(kwargs, do_sample_frames=False, video_metadata=[metadata], return_metadata=True)
@@ -164,13 +164,15 @@ class RealProcessor:
             processor_kwargs=kwargs,
             **variables,
         )
-        found = dict(outputs)
-        found["input_ids"] = self._ended(found["input_ids"][0].tolist(), self._rendered(messages, variables), self._eos)
-        found["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
-        return found
+        fields = dict(outputs)
+        fields["input_ids"] = self._append_eos(
+            fields["input_ids"][0].tolist(), self._render(messages, variables), self._eos
+        )
+        fields["sampled_frames"] = sum(len(about.frames_indices) for about in metadata)
+        return fields
 
     def _with_media(self, record: Record, store: MediaStore) -> tuple[list[dict[str, Any]], list[Any]]:
-        messages, metadata, bounded = [], [], _bounded(record)
+        messages, metadata, bounded = [], [], _kinds_with_limits(record)
         for message in record.messages:
             content: list[dict[str, Any]] = []
             for part in message.parts:
@@ -178,7 +180,7 @@ class RealProcessor:
                     content.append({"type": "text", "text": part.text})
                 elif part.kind == "image":
                     image: Any = decode_image(store, part.ref)
-                    if size := self._limits_of(part).resized("image", part.limits) if part.limits else None:
+                    if size := self._require_limits(part).resized("image", part.limits) if part.limits else None:
                         image = image.resize(size[::-1])
                     if "image" in bounded:
                         image = Image.new("RGB", self._size(part, "image", image))
@@ -197,34 +199,36 @@ class RealProcessor:
         """The frames that the processor itself chooses, decoded by us."""
         header = store.header(part.kind, part.ref)
         kwargs = (
-            self._limits_of(part).rule_for("video", part.limits).processor_kwargs() if part.limits else self._kwargs
+            self._require_limits(part).rule_for("video", part.limits).processor_kwargs()
+            if part.limits
+            else self._kwargs
         )
         indices = frame_indices(self._processor, sampling_settings(self._processor, kwargs), header)
         return decode_frames(store, part.ref, indices), video_metadata(header, indices)
 
-    def _limits_of(self, part: Media) -> MediaRules:
+    def _require_limits(self, part: Media) -> MediaRules:
         if self._parts is None:
             raise RecordError("family", "a limit in a part", "they apply to families with a rule only")
         return self._parts
 
     def _size(self, part: Media, kind: MediaKind, pixels: Any, **more: Any) -> tuple[int, int]:
         """Width and height to which the processor itself brings one medium under its own limits."""
-        given = self._limits_of(part).rule_for(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
-        given = {name: value for name, value in given.items() if name == "size"}
-        own = getattr(self._processor, f"{kind}_processor")
+        kwargs = self._require_limits(part).rule_for(kind, part.limits).processor_kwargs().get(f"{kind}s_kwargs", {})
+        kwargs = {name: value for name, value in kwargs.items() if name == "size"}
+        processor = getattr(self._processor, f"{kind}_processor")
         if kind == "video":
             more["do_sample_frames"] = False
-        made = own([[pixels]], return_tensors="pt", **given, **more)
-        _, height, width = made[f"{kind}_grid_thw"][0].tolist()
-        return width * own.patch_size, height * own.patch_size
+        outputs = processor([[pixels]], return_tensors="pt", **kwargs, **more)
+        _, height, width = outputs[f"{kind}_grid_thw"][0].tolist()
+        return width * processor.patch_size, height * processor.patch_size
 
-    def _rendered(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+    def _render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         if not self._eos:
             return ""
         return str(self._processor.apply_chat_template(messages, tokenize=False, **variables))
 
-    def _ended(self, ids: list[int], text: str, eos: str | None) -> list[int]:
-        """With the end token once, never twice."""
+    def _append_eos(self, ids: list[int], text: str, eos: str | None) -> list[int]:
+        """Append the end token unless it is there already."""
         if eos is None or text.rstrip().endswith(eos) or ids[-1:] == [self._tokenizer.eos_token_id]:
             return list(ids)
         return [*ids, self._tokenizer.eos_token_id]
@@ -267,7 +271,7 @@ class RealProcessor:
         return int(side[0]) if isinstance(side, (list, tuple)) else int(side)
 
 
-def _bounded(record: Record) -> set[MediaKind]:
+def _kinds_with_limits(record: Record) -> set[MediaKind]:
     """Kinds of media of which some have bounds of their own: one call of a processor has the same for all."""
     return {
         m.kind
@@ -277,9 +281,9 @@ def _bounded(record: Record) -> set[MediaKind]:
 
 
 def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
-    """Ids after the last that stands for a medium; None where there should be one and none is found."""
+    """Number of ids after the last media token; None if one is expected and there is none."""
     everything = None if expected else len(ids)
-    return next((behind for behind, i in enumerate(reversed(ids)) if i in media), everything)
+    return next((count for count, i in enumerate(reversed(ids)) if i in media), everything)
 
 
 def _texts(parts: tuple[Text | Media, ...]) -> list[str]:
@@ -298,13 +302,13 @@ class ProcessorRule:
 
     def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
         """One record after the other, encoded for real."""
-        found: list[Priced | RecordError] = []
+        priced: list[Priced | RecordError] = []
         for sized in batch:
             try:
-                found.append(self._price(sized.record, sized.headers, store))
+                priced.append(self._price(sized.record, sized.headers, store))
             except RecordError as error:
-                found.append(error)
-        return found
+                priced.append(error)
+        return priced
 
     def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
         if record.tokens is not None:
@@ -326,8 +330,8 @@ class ProcessorRule:
         text_tokens = real.tokens - media_tokens
         # Where nothing says which ids are media, nothing may be cut.
         tail = 0 if real.tail_tokens is None else real.tail_tokens
-        found, supervision = self._text.text_counts(record)
-        text = found or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
+        counts, supervision = self._text.text_counts(record)
+        text = counts or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
         if text.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
         cost = Cost(

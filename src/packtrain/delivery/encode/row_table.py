@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import alone, atomic_path, read_json, remove_leftovers, write_json
-from packtrain.core.checksums import checks_here, require_sums, sums_of
+from packtrain.core.checksums import checks_here, file_sums, require_sums
 from packtrain.core.errors import ArtifactError, DataError, RecordError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
-from packtrain.core.retries import retried
+from packtrain.core.retries import retry
 from packtrain.core.values import Record
 from packtrain.delivery.encode.encoded_sample import SampleCounts
 from packtrain.measuring.measurer import Converter
@@ -73,41 +73,43 @@ class RowTable:
     @classmethod
     def make(cls, table: CostTable, folder: str | Path) -> RowTable:
         """The rows of a table, written into the folder if they are not there; any number of processes may ask."""
-        fingerprint = fingerprint_of(table)
+        fingerprint = rows_fingerprint(table)
         path = Path(folder) / f"rows-{fingerprint}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not sum_of(path).exists():
-            with alone(path.with_name(f".{path.name}.lock")) as held:  # without locks each writes the same
-                if held:
-                    remove_leftovers(path.parent, (path.name, sum_of(path).name))
-                if not sum_of(path).exists():
+        if not checksum_path(path).exists():
+            with alone(path.with_name(f".{path.name}.lock")) as locked:  # without locks each writes the same
+                if locked:
+                    remove_leftovers(path.parent, (path.name, checksum_path(path).name))
+                if not checksum_path(path).exists():
                     _write(table, path, fingerprint)
-                    write_json(sum_of(path), KIND, VERSION, {SUMS: sums_of(path.parent, [path.name])}, checked=True)
-        made = cls(path).checked()
-        if made.fingerprint != fingerprint or len(made) != len(table):
-            got = f"{len(made):,} rows of {made.fingerprint}"
+                    write_json(
+                        checksum_path(path), KIND, VERSION, {SUMS: file_sums(path.parent, [path.name])}, checked=True
+                    )
+        rows = cls(path).verify()
+        if rows.fingerprint != fingerprint or len(rows) != len(table):
+            got = f"{len(rows):,} rows of {rows.fingerprint}"
             raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix=_AGAIN)
-        return made
+        return rows
 
     @classmethod
     def open(cls, path: str | Path) -> RowTable:
         """The rows in a file, or in a folder that holds one such file."""
         path = Path(path)
         if path.is_dir():
-            found = sorted(path.glob("rows-*.arrow"))
-            if len(found) != 1:
-                names = ", ".join(file.name for file in found) or "none"
+            paths = sorted(path.glob("rows-*.arrow"))
+            if len(paths) != 1:
+                names = ", ".join(file.name for file in paths) or "none"
                 raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
-            path = found[0]
-        made = cls(path).checked()
-        len(made)  # so that a file that cannot be used is noticed here
-        return made
+            path = paths[0]
+        rows = cls(path).verify()
+        len(rows)  # so that a file that cannot be used is noticed here
+        return rows
 
-    def checked(self) -> RowTable:
-        """This one, if it is as it was written."""
+    def verify(self) -> RowTable:
+        """Return this table after comparing it with its checksum."""
         if checks_here():
-            found = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
-            sums = found if isinstance(found, dict) else {}
+            stored = read_json(checksum_path(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
+            sums = stored if isinstance(stored, dict) else {}
             require_sums(self.path.parent, {self.path.name: sums.get(self.path.name)}, fix=_AGAIN)
         return self
 
@@ -126,7 +128,7 @@ class RowTable:
 
     @property
     def fingerprint(self) -> str:
-        """Which table, under which limits, these are the rows of."""
+        """Hash of the measured table and the limits that these rows come from."""
         return str(self._table.schema.metadata[_FINGERPRINT].decode())
 
     @cached_property
@@ -137,15 +139,15 @@ class RowTable:
     @cached_property
     def _table(self) -> pa.Table:
         try:
-            found = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
-            found.validate()
+            table = pa.ipc.open_file(pa.memory_map(str(self.path))).read_all()
+            table.validate()
         except (OSError, pa.ArrowException) as error:
             got = in_one_line(error)
             raise ArtifactError(str(self.path), got=got, expected="rows of a cost table", fix=_AGAIN) from None
-        if not found.schema.equals(ROW_SCHEMA) or _FILES not in (found.schema.metadata or {}):
-            got, expected = ", ".join(found.schema.names), ", ".join(ROW_SCHEMA.names)
+        if not table.schema.equals(ROW_SCHEMA) or _FILES not in (table.schema.metadata or {}):
+            got, expected = ", ".join(table.schema.names), ", ".join(ROW_SCHEMA.names)
             raise ArtifactError(str(self.path), got=got, expected=expected, fix=_AGAIN)
-        return found
+        return table
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
@@ -155,12 +157,12 @@ class RowTable:
         return RowTable, (self.path,)
 
 
-def sum_of(path: Path) -> Path:
+def checksum_path(path: Path) -> Path:
     """The file beside a file of rows that has its checksum."""
     return path.with_suffix(".json")
 
 
-def fingerprint_of(table: CostTable) -> str:
+def rows_fingerprint(table: CostTable) -> str:
     """A hash of what decides the rows: the measured table itself, the limits on top of it, and where its files lie."""
     state = file_state(table.folder / COSTS)
     return digest([VERSION, state, table.summary.inputs, table.limits.given(), len(table), table.files])
@@ -177,9 +179,9 @@ def _write(table: CostTable, path: Path, fingerprint: str) -> None:
         pa.ipc.new_file(file, schema) as writer,
     ):
         for start in range(0, len(table), ROWS_PER_BATCH):
-            found = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
-            found["source"] = sources[found["file"]]
-            columns = [pa.array(found[field.name]).cast(field.type) for field in ROW_SCHEMA]
+            values = table.rows(names, np.arange(start, min(start + ROWS_PER_BATCH, len(table))))
+            values["source"] = sources[values["file"]]
+            columns = [pa.array(values[field.name]).cast(field.type) for field in ROW_SCHEMA]
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
@@ -193,7 +195,7 @@ class RecordReader:
         self._request, self._rows, self._files = request, rows, files
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[Record]:
+    def open_record(self, number: int) -> Iterator[Record]:
         """The record of one row, whose media can be opened for the length of a block.
 
         DataError where the file cannot be read, or holds something else than was measured.
@@ -203,22 +205,22 @@ class RecordReader:
             entry = self._entry(row, stack)
             if self._difference(row, entry):
                 stack.close()
-                if self._renewed(row):  # a copy may have been damaged on its way: the source is asked first
+                if self._renew_file(row):  # a copy may have been damaged on its way: the source is asked first
                     entry = self._entry(row, stack)
-            yield self._converted(row, entry)
+            yield self._convert(row, entry)
 
     def store(self, source: int) -> MediaStore:
-        """Where the media of one source are."""
+        """The media store of one source."""
         return self._converter.store(source)
 
-    def _renewed(self, row: SampleRow) -> bool:
+    def _renew_file(self, row: SampleRow) -> bool:
         try:
             return in_files(self._request.specs[row.source]) and self._files.renew(self._rows.files[row.file].file)
         except (OSError, RecordError) as error:
-            self._unreadable(row, error)
+            self._raise_unreadable(row, error)
 
     def _difference(self, row: SampleRow, entry: Entry) -> str:
-        """What tells an entry from the measured one; empty where nothing does."""
+        """How an entry differs from the measured one; empty if it does not."""
         if entry.error is not None:
             return str(entry.error)
         return "other text at that position" if entry.check != row.check else ""
@@ -236,23 +238,23 @@ class RecordReader:
                 return entry
 
         try:
-            return retried(read, PAUSES)
+            return retry(read, PAUSES)
         except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
-            self._unreadable(row, error)
+            self._raise_unreadable(row, error)
 
-    def _converted(self, row: SampleRow, entry: Entry) -> Record:
+    def _convert(self, row: SampleRow, entry: Entry) -> Record:
         """The record, if it is the one that was measured."""
         if difference := self._difference(row, entry):
-            self._changed(row, difference)
+            self._raise_changed(row, difference)
         try:
             record = self._converter.record(entry, row.source)
         except RecordError as error:
-            self._changed(row, str(error))
+            self._raise_changed(row, str(error))
         if record.id != row.id:
-            self._changed(row, f"a record with the id {record.id!r}")
+            self._raise_changed(row, f"a record with the id {record.id!r}")
         return record
 
-    def _unreadable(self, row: SampleRow, error: Exception) -> NoReturn:
+    def _raise_unreadable(self, row: SampleRow, error: Exception) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file}",
             got=str(error),
@@ -260,7 +262,7 @@ class RecordReader:
             fix="restore the file, or check its disk or network; then resume",
         ) from error
 
-    def _changed(self, row: SampleRow, difference: str) -> NoReturn:
+    def _raise_changed(self, row: SampleRow, difference: str) -> NoReturn:
         raise DataError(
             f"data file {self._rows.files[row.file].file} has changed since it was measured",
             got=difference,
@@ -277,7 +279,7 @@ class RecordReader:
 
 
 class _NoFile:
-    """In place of the file of a dataset that has none for us to read."""
+    """Stands in for the file of a dataset without data files."""
 
     path: str | None = None
 

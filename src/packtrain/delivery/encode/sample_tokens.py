@@ -40,7 +40,7 @@ class SampleTokens:
 
     @classmethod
     def of(cls, layout: Layout, tokenizer: LightTokenizer) -> SampleTokens:
-        """What a tokenizer makes of the layout of a record."""
+        """Tokenize the layout of a record."""
         encoding = tokenizer.encode(layout.text, special=layout.special)
         ids = np.array(encoding.ids, dtype=np.int32)
         if not len(ids):
@@ -49,14 +49,14 @@ class SampleTokens:
         for span in layout.supervised or ():
             first, count = covered_tokens(encoding, *span)
             supervised[first : first + count] = True
-        runs, taken = [], set()
+        runs, used = [], set()
         for run in layout.runs:
             at = encoding.char_to_token(run.at)
-            if at is None or at in taken:
+            if at is None or at in used:
                 raise RecordError(
                     "template", "a media token is merged with its neighbours by the tokenizer", f"at character {run.at}"
                 )
-            taken.add(at)
+            used.add(at)
             supervised[at] = False
             runs.append((at, run.count, _KINDS[run.kind]))
         supervised[0] = False
@@ -86,7 +86,7 @@ class SampleTokens:
             checksum = zlib.crc32(part.tobytes(), checksum)
         return checksum
 
-    def expanded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def expand(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, labels and kinds of tokens, int64, runs of media repeated; arrays of their own."""
         ids = self.ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
@@ -119,7 +119,7 @@ def sample_key(record: Record, expansions: Sequence[Expansion]) -> int:
 
 
 def _spans(marked: np.ndarray) -> np.ndarray:
-    """Where spans of marked places begin and end.
+    """Start and end of each span of marked positions.
 
     >>> _spans(np.array([False, True, True, False, True])).tolist()
     [[1, 3], [4, 5]]

@@ -53,7 +53,7 @@ def image_of_patches(pixels: Tensor, height: int, width: int, *, merged: int, to
 
 
 def images_of_tiles(pixels: Tensor, *, patches: int, merged: int, token_id: int) -> SyntheticImages:
-    """An image for each of the tiles (1, tiles, channels, height, width), which have so many patches."""
+    """One image per tile of (1, tiles, channels, height, width), each of `patches` patches."""
     tiles = pixels.shape[1]
     return SyntheticImages(
         images=tiles,
@@ -81,8 +81,8 @@ def synthetic_sample(
 ) -> EncodedSample:
     """A sample of these ids: images follow its first token, and its last tokens carry loss."""
     ids, kinds = ids.clone(), torch.full_like(ids, TEXT)
-    seen = slice(1, 1 + images.tokens)
-    ids[seen], kinds[seen] = images.token_id, IMAGE
+    image_tokens = slice(1, 1 + images.tokens)
+    ids[image_tokens], kinds[image_tokens] = images.token_id, IMAGE
     labels = ids.clone()
     labels[: len(ids) - supervised] = IGNORED
     return EncodedSample(
@@ -115,10 +115,10 @@ def pack_lengths(tokens: int, mix: Mix, seed: int = 0) -> list[int]:
     draw = stream(seed, "synthetic lengths")
     lengths: list[int] = []
     least = max(2 * _PROMPT, mix.mean_tokens // 4)
-    while (left := tokens - sum(lengths)) > 0:
-        wanted = int(mix.mean_tokens * draw.lognormal(-0.18, 0.6))
-        wanted = min(max(wanted, least), 4 * mix.mean_tokens, left)
-        lengths.append(left if left - wanted < least else wanted)
+    while (remaining := tokens - sum(lengths)) > 0:
+        length = int(mix.mean_tokens * draw.lognormal(-0.18, 0.6))
+        length = min(max(length, least), 4 * mix.mean_tokens, remaining)
+        lengths.append(remaining if remaining - length < least else length)
     return lengths
 
 
@@ -175,9 +175,9 @@ class SyntheticSamples:
         if vision is None or not self._mix.patches_per_token:
             return NO_IMAGES
         merged, token_id = vision.patches_per_token, int(self._config["image_token_id"])
-        wanted = max(0, min(int(self._mix.patches_per_token * tokens), (tokens - _PROMPT - 4) * merged))
+        patch_budget = max(0, min(int(self._mix.patches_per_token * tokens), (tokens - _PROMPT - 4) * merged))
         if self._form == "patches":
-            side = 2 * (isqrt(wanted) // 2)
+            side = 2 * (isqrt(patch_budget) // 2)
             if not side:
                 return NO_IMAGES
             pixels = torch.randn(side * side, vision.patch_elements, generator=noise).to(self._dtype)
@@ -185,7 +185,7 @@ class SyntheticSamples:
         encoder = self._config["vision_config"]
         size = int(encoder["image_size"])  # the one that the encoder takes
         patches = (size // int(encoder["patch_size"])) ** 2
-        tiles = wanted // patches
+        tiles = patch_budget // patches
         if not tiles:
             return NO_IMAGES
         pixels = torch.randn(1, tiles, 3, size, size, generator=noise).to(self._dtype)

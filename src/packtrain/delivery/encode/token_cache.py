@@ -32,7 +32,7 @@ from packtrain.core.fingerprint import differences, digest
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import media_header
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.pack_source import media_read
+from packtrain.delivery.encode.pack_source import read_media
 from packtrain.delivery.encode.row_table import RecordReader, RowTable
 from packtrain.delivery.encode.sample_tokens import SampleTokens
 from packtrain.measuring.engines import in_processes
@@ -69,15 +69,15 @@ class TokenPart:
 
     @classmethod
     def of(cls, path: Path, check: np.ndarray) -> TokenPart:
-        """Of a file as it is now; `check` is its column."""
+        """Describe a file as it is now; `check` is its checksum column."""
         not_kept = int((check == NOT_KEPT).sum())
         return cls(rows=len(check), not_kept=not_kept, **asdict(FileSum.of(path)))
 
 
 def token_inputs(table: CostTable) -> dict[str, Any]:
-    """What tokens are made from: all that the table was measured from, its rows, and the tokenizers package."""
-    named = {name: value for name, value in plan_inputs(table).items() if name != "mixture"}
-    return {**named, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
+    """Everything tokens depend on: the inputs of the table, its rows, and the tokenizers package."""
+    inputs = {name: value for name, value in plan_inputs(table).items() if name != "mixture"}
+    return {**inputs, "tokenizers": metadata.version("tokenizers"), "format": VERSION}
 
 
 def part_name(number: int) -> str:
@@ -103,9 +103,9 @@ class PartColumns:
             batches = pa.ipc.open_file(pa.memory_map(str(path)))
             if batches.num_record_batches != 1 or not batches.schema.equals(PART_SCHEMA):
                 raise ValueError("other columns")
-            found = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
-            if found != fingerprint:
-                raise ValueError(f"tokens of other inputs ({found or 'unknown'}): rebuilt in the meantime")
+            written_for = (batches.schema.metadata or {}).get(FINGERPRINT, b"").decode()
+            if written_for != fingerprint:
+                raise ValueError(f"tokens of other inputs ({written_for or 'unknown'}): rebuilt in the meantime")
             batch = batches.get_batch(0)
             batch.validate()
         except (OSError, pa.ArrowException) as error:  # ArrowInvalid is a ValueError too
@@ -117,14 +117,14 @@ class PartColumns:
 
     def sample(self, at: int) -> SampleTokens | None:
         """One row, compared with its checksum; None where it is not what was written."""
-        found = {}
+        columns = {}
         for name, shape in _LISTS.items():
             offsets, values = self.lists[name]
             part = values[int(offsets[at]) : int(offsets[at + 1])]
             if len(part) % abs(shape[-1]):
                 return None
-            found[name] = part.reshape(shape)
-        sample = SampleTokens(key=int(self.key[at]), **found)
+            columns[name] = part.reshape(shape)
+        sample = SampleTokens(key=int(self.key[at]), **columns)
         return sample if sample.check == self.check[at] else None
 
 
@@ -154,8 +154,8 @@ class TokenTable:
             table._require_size(number)
         return table
 
-    def opened(self) -> TokenTable:
-        """This one, with all of its parts mapped."""
+    def open_parts(self) -> TokenTable:
+        """Return this table after mapping all of its parts."""
         if self._mapped is None:
             self._mapped = [self._part(number) for number in range(len(self.parts))]
         return self
@@ -178,11 +178,11 @@ class TokenTable:
             return None
         sample = columns.sample(at)
         if sample is None:
-            raise self._damaged(number, f"row {at} is not what was written")
+            raise self._damaged_error(number, f"row {at} is not what was written")
         return sample
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the files, all of them read to their end."""
+        """Problems of the files, after reading all of them to the end."""
         for number, part in enumerate(self.parts):
             name = part_name(number)
             if FileSum.of(self.folder / name) != FileSum(bytes=part.bytes, checksum=part.checksum):
@@ -191,7 +191,7 @@ class TokenTable:
                 yield f"{name}: other rows than {TOKENS} says"
 
     def _columns(self, number: int) -> PartColumns:
-        mapped = self.opened()._mapped
+        mapped = self.open_parts()._mapped
         assert mapped is not None
         return mapped[number]
 
@@ -200,14 +200,14 @@ class TokenTable:
         try:
             return PartColumns.open(self.folder / part_name(number), self.fingerprint, self.parts[number].rows)
         except ValueError as error:
-            raise self._damaged(number, str(error)) from None
+            raise self._damaged_error(number, str(error)) from None
 
     def _require_size(self, number: int) -> None:
-        """Before it is mapped: reading past the end of a mapped file would kill the process."""
+        """Check the size before mapping: reading past the end of a mapped file would kill the process."""
         if wrong := _wrong_size(self.folder, number, self.parts[number]):
-            raise self._damaged(number, wrong)
+            raise self._damaged_error(number, wrong)
 
-    def _damaged(self, number: int, got: str) -> ArtifactError:
+    def _damaged_error(self, number: int, got: str) -> ArtifactError:
         name = part_name(number)
         return ArtifactError(str(self.folder / name), got=got, expected="cached tokens as they were written", fix=FIX)
 
@@ -216,7 +216,7 @@ class TokenTable:
 
 
 def _wrong_size(folder: Path, number: int, part: TokenPart) -> str | None:
-    """What is wrong with the size of a part, if anything is."""
+    """The problem with the size of a part, if there is one."""
     try:
         size = (folder / part_name(number)).stat().st_size
     except FileNotFoundError:
@@ -239,7 +239,7 @@ class TokenProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Task:
-    """What all parts of one folder have in common."""
+    """Settings that all parts of one folder share."""
 
     request: Request
     rows: Path
@@ -278,21 +278,25 @@ def make_tokens(
     """
     inputs = token_inputs(table)
     task = _Task(request=table.request(), rows=rows.path, files=files, folder=folder, fingerprint=digest(inputs))
-    spans = list(_spans(table.column("text_tokens")))
+    spans = list(_split_rows(table.column("text_tokens")))
     try:
-        with alone(lock) as held:
-            changed, listed = _listed(folder, inputs)
+        with alone(lock) as locked:
+            changed, listed = _read_listing(folder, inputs)
             if changed or listed is None:
                 folder.mkdir(parents=True, exist_ok=True)
-                _remove_others(folder, len(spans), leftovers=held)
+                _remove_others(folder, len(spans), leftovers=locked)
                 # From now on the folder says that it is not complete, and what its parts are to be made from.
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": None})
-                kept = {one.number: part for one in spans if (part := _kept(task, one, listed or ())) is not None}
-                written = _written(task, [one for one in spans if one.number not in kept], workers)
-                parts = _reported(kept, written, TokenProgress(rows=0, total=len(table), changed=changed), report)
+                finished = {
+                    one.number: part for one in spans if (part := _finished_part(task, one, listed or ())) is not None
+                }
+                written = _write_missing(task, [one for one in spans if one.number not in finished], workers)
+                parts = _collect_parts(
+                    finished, written, TokenProgress(rows=0, total=len(table), changed=changed), report
+                )
                 listing = [asdict(parts[number]) for number in sorted(parts)]
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": listing})
-            return TokenTable.load(folder).opened()
+            return TokenTable.load(folder).open_parts()
     except OSError as error:
         raise _not_written(folder, error) from error
     finally:
@@ -310,8 +314,8 @@ def _not_written(folder: Path, error: OSError) -> ArtifactError:
     )
 
 
-def _listed(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[TokenPart, ...] | None]:
-    """Why the tokens of an earlier process cannot be used as they are, and its parts where they are of these inputs."""
+def _read_listing(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tuple[TokenPart, ...] | None]:
+    """Why tokens.json cannot be used as it is, and its parts if they come from these inputs."""
     if not (folder / TOKENS).exists():
         return (), None
     try:
@@ -326,14 +330,14 @@ def _listed(folder: Path, inputs: dict[str, Any]) -> tuple[tuple[str, ...], tupl
     return tuple(f"{part_name(number)}: {wrong}" for number, wrong in sizes if wrong), parts
 
 
-def _reported(
-    kept: Mapping[int, TokenPart],
+def _collect_parts(
+    finished: Mapping[int, TokenPart],
     written: Iterator[tuple[int, TokenPart]],
     progress: TokenProgress,
     report: Callable[[TokenProgress], None],
 ) -> dict[int, TokenPart]:
     """Every part by its number, with progress reported at first and after each that is written."""
-    parts = dict(kept)
+    parts = dict(finished)
     resumed = rows = sum(part.rows for part in parts.values())
     report(replace(progress, rows=rows, resumed=resumed))
     for number, part in written:
@@ -343,7 +347,7 @@ def _reported(
     return parts
 
 
-def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, TokenPart]]:
+def _write_missing(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[int, TokenPart]]:
     work = functools.partial(_write_part, task)
     # A stream of records is read forward only: each process would read it from its beginning.
     count = 1 if any(spec.streaming for spec in task.request.specs) else min(workers, len(missing))
@@ -352,7 +356,7 @@ def _written(task: _Task, missing: list[_Span], workers: int) -> Iterator[tuple[
     return in_processes(count, work, missing, stage="tokenizing", name=str)
 
 
-def _spans(text_tokens: np.ndarray) -> Iterator[_Span]:
+def _split_rows(text_tokens: np.ndarray) -> Iterator[_Span]:
     """Rows cut into parts: the same whatever the number of processes."""
     ends, start, number = np.cumsum(text_tokens, dtype=np.int64), 0, 0
     while start < len(ends):
@@ -375,7 +379,7 @@ def _remove_others(folder: Path, parts: int, *, leftovers: bool) -> None:
         remove_leftovers(folder, (TOKENS,))
 
 
-def _kept(task: _Task, span: _Span, listed: tuple[TokenPart, ...]) -> TokenPart | None:
+def _finished_part(task: _Task, span: _Span, listed: tuple[TokenPart, ...]) -> TokenPart | None:
     """A part that was finished before, from the same inputs, and as it was listed if it was."""
     path = task.folder / part_name(span.number)
     if not path.is_file():
@@ -391,7 +395,7 @@ def _kept(task: _Task, span: _Span, listed: tuple[TokenPart, ...]) -> TokenPart 
 
 
 class _Tools:
-    """What reads and tokenizes rows in one process."""
+    """The reader and the encoder of one process."""
 
     def __init__(self, task: _Task) -> None:
         self._rows = RowTable(task.rows)
@@ -401,14 +405,14 @@ class _Tools:
     def tokens(self, number: int) -> SampleTokens | None:
         """The tokens of one row; None where they cannot be made: reading it will say why, and count it."""
         row = self._rows.row(number)
-        with self._reader.opened(number) as record:
+        with self._reader.open_record(number) as record:
             store = self._reader.store(row.source)
 
             def headers() -> list[MediaHeader]:
                 return [media_header(store, medium) for medium in record.media()]
 
             try:
-                return self._encoder.text_tokens(record, media_read(headers, row.id, row.origin))
+                return self._encoder.text_tokens(record, read_media(headers, row.id, row.origin))
             except RecordError:
                 return None
 

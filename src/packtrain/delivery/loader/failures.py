@@ -27,7 +27,7 @@ _COUNTS = ("samples", "failures", "ledger_bytes")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureVerdict:
-    """Where a run stands: the same value on every rank."""
+    """Samples and failures of a run so far: the same value on every rank."""
 
     samples: int  # tried, those that failed included
     failures: int
@@ -92,7 +92,7 @@ class FailureWatch:
 
     @property
     def verdict(self) -> FailureVerdict:
-        """Where the run stood at the last decision."""
+        """The verdict of the last decision."""
         reasons = dict(self._reasons)
         return FailureVerdict(samples=self._samples, failures=self._failures, reasons=reasons, votes=self._votes)
 
@@ -104,9 +104,9 @@ class FailureWatch:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state; what was taken since is forgotten."""
         reasons = state.get("reasons")
-        known = state.get("version") == _STATE and isinstance(reasons, Mapping)
+        is_valid = state.get("version") == _STATE and isinstance(reasons, Mapping)
         counts = [*(state.get(name) for name in _COUNTS), *(reasons.values() if isinstance(reasons, Mapping) else ())]
-        if not known or not all(isinstance(count, int) and count >= 0 for count in counts):
+        if not is_valid or not all(isinstance(count, int) and count >= 0 for count in counts):
             expected = f"version {_STATE} with {', '.join(_COUNTS)} and reasons"
             raise ArtifactError("state of the failure watch", got=str(state)[:200], expected=expected)
         self._samples, self._failures, self._ledger_bytes = (int(state[name]) for name in _COUNTS)
@@ -119,12 +119,12 @@ class FailureWatch:
         distributed = dist.is_available() and dist.is_initialized()
         rank, world = (dist.get_rank(group), dist.get_world_size(group)) if distributed else (0, 1)
         mine, lines = (self._new_samples, len(self._new_lines), int(vote)), [self._new_lines]
-        total, found, self._votes = mine if world == 1 else _sum(mine, group)
-        if found and world > 1:  # all ranks know the sum, so all take part
+        total, num_new, self._votes = mine if world == 1 else _sum(mine, group)
+        if num_new and world > 1:  # all ranks know the sum, so all take part
             lines = [[] for _ in range(world)]
             dist.all_gather_object(lines, self._new_lines, group=group)
         self._new_samples, self._new_lines = 0, []
-        new = sorted((line for part in lines for line in part), key=_Line.place) if found else []
+        new = sorted((line for part in lines for line in part), key=_Line.place) if num_new else []
         self._samples += total
         failures = [line.entry for line in new if not line.entry.filtered]
         self._failures += len(failures)
@@ -197,11 +197,11 @@ class _Ledger:
 
     def _append(self, lines: Sequence[_Line], kept: int) -> int | str:
         if not self.is_open:
-            there = self.path.stat().st_size if self.path.exists() else None
-            if there is not None and there < kept:
-                return f"{there} bytes, where {kept} were written before the state was saved"
-            kept = kept if there is not None else 0
-            if there is None and not lines:
+            size = self.path.stat().st_size if self.path.exists() else None
+            if size is not None and size < kept:
+                return f"{size} bytes, where {kept} were written before the state was saved"
+            kept = kept if size is not None else 0
+            if size is None and not lines:
                 return 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "r+b" if self.path.exists() else "w+b") as stream:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from packtrain.core.errors import DataError, PacktrainError, by_signal, in_one_line
+from packtrain.core.errors import DataError, PacktrainError, describe_exits, in_one_line
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, PackSampler, Span, rank_and_world
@@ -67,8 +67,10 @@ class PackLoader(DataLoader):
         timeout: float = 0,
         multiprocessing_context: str | None = None,
     ) -> None:
-        here = rank_and_world()
-        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        detected = rank_and_world()
+        rank, world = (
+            default if value is None else value for value, default in zip((rank, world), detected, strict=True)
+        )
         sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
         self._position = LoaderPosition(sampler)
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: from where to read on
@@ -93,7 +95,7 @@ class PackLoader(DataLoader):
         rank = f"rank {sampler.rank} of {sampler.world}"
         return f"PackLoader({self.schedule!r}, {rank}, epoch {self.epoch}, {self.num_workers} workers)"
 
-    # ---- where it stands
+    # ---- position
 
     @property
     def schedule(self) -> Schedule:
@@ -181,7 +183,7 @@ class _Delivery:
         try:
             self.waiting = True
             if not self._ended and (codes := exit_codes(self._workers)):
-                raise RuntimeError(f"DataLoader worker (died between two batches: {by_signal(codes)})")
+                raise RuntimeError(f"DataLoader worker (died between two batches: {describe_exits(codes)})")
             return next(self._batches)
         except StopIteration:
             self._broken, self._ended = False, True
@@ -190,16 +192,16 @@ class _Delivery:
                 self._loader.dataset.close()
             raise
         except PacktrainError as error:
-            said = _as_said(error)
-            if said is error:
+            original = _original_error(error)
+            if original is error:
                 raise
-            raise said from error
+            raise original from error
         except (RuntimeError, OSError, EOFError) as error:
             if (full := shared_memory_full(error)) is not None:
                 raise full from error
             if not self._is_loss(error):
                 raise
-            raise self._lost(error) from error
+            raise self._worker_lost_error(error) from error
         finally:
             self.waiting = False
 
@@ -210,8 +212,8 @@ class _Delivery:
         # The connection to a worker that died in the middle of handing over a batch.
         return self._loader.num_workers > 0 and not str(error).startswith(_RAISED_BY_WORKER)
 
-    def _lost(self, error: Exception) -> DataError:
-        """What to say of a worker that died: where, and which packs were in the making."""
+    def _worker_lost_error(self, error: Exception) -> DataError:
+        """The error for a dead worker: where, and which packs it was building."""
         loader = self._loader
         # When the signal of the death comes, torch raises its own error, wherever we are: let it be here.
         with suppress(RuntimeError):
@@ -223,14 +225,14 @@ class _Delivery:
         return DataError(
             f"loader of rank {loader.batch_sampler.rank}"
             + (f", epoch {keys[0].epoch}, step {keys[0].step}" if keys else ""),
-            got=f"a worker process was lost ({by_signal(codes) or in_one_line(error)}) while packs {packs}"
+            got=f"a worker process was lost ({describe_exits(codes) or in_one_line(error)}) while packs {packs}"
             f" were being built, from {', '.join(files[:MOST_FILES])}{more}",
             expected="workers that live as long as the loader",
             fix=advice(codes),
         )
 
 
-def _as_said(error: PacktrainError) -> PacktrainError:
+def _original_error(error: PacktrainError) -> PacktrainError:
     """An error of a worker as the worker said it: torch hands it over with a traceback in place of its first line."""
     text, name = str(error), f"{type(error).__module__}.{type(error).__qualname__}: "
     if not text.startswith(_RAISED_BY_WORKER) or name not in text:
@@ -256,8 +258,10 @@ class PackStream(IterableDataset[PackedRow]):
         world: int | None = None,
         rows_per_batch: int = 1,
     ) -> None:
-        here = rank_and_world()
-        rank, world = (found if given is None else given for given, found in zip((rank, world), here, strict=True))
+        detected = rank_and_world()
+        rank, world = (
+            default if value is None else value for value, default in zip((rank, world), detected, strict=True)
+        )
         self._source = source
         self._position = LoaderPosition(PackSampler(schedule, rank, world, rows_per_batch=rows_per_batch))
 
@@ -271,7 +275,7 @@ class PackStream(IterableDataset[PackedRow]):
     def at(
         cls, source: PackSource, schedule: Schedule, place: tuple[int, int, int, int], *, rows_per_batch: int = 1
     ) -> PackStream:
-        """A stream that stands where another one stood."""
+        """A stream at the position of another one."""
         rank, world, epoch, next_pack = place
         stream = cls(source, schedule, rank=rank, world=world, rows_per_batch=rows_per_batch)
         stream._position.sampler.seek(epoch, next_pack)

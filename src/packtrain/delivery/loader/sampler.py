@@ -18,7 +18,7 @@ Span = Literal["epoch", "run"]
 
 
 class MicroBatch(NamedTuple):
-    """One micro-batch of one rank, and where the schedule stands once it is done."""
+    """One micro-batch of one rank, and the position in the schedule after it."""
 
     keys: tuple[PackKey, ...]  # one for each row of the batch
     epoch: int
@@ -78,7 +78,7 @@ class PackSampler(Sampler[list[PackKey]]):
         return (list(micro_batch.keys) for micro_batch in self.micro_batches())
 
     def micro_batches(self) -> Iterator[MicroBatch]:
-        """What is left from the position on; moving the position does not change an iteration that has started."""
+        """The micro-batches from the position on; moving the position does not change an iteration that has started."""
         epoch, next_pack = self.epoch, self.next_pack
         yield from self._epoch(epoch, next_pack)
         if self.span == "run":
@@ -110,7 +110,7 @@ class PackSampler(Sampler[list[PackKey]]):
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Of the process group, else of the launcher's environment, else of a process alone."""
+    """Rank and world size from the process group, else from the launcher's environment, else 0 and 1."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -192,10 +192,10 @@ class LoaderPosition:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of the same schedule, saved on any number of ranks and workers."""
-        found = LoaderState.from_plain(state)
-        self.sampler.schedule.check(found)
+        position = LoaderState.from_plain(state)
+        self.sampler.schedule.check(position)
         self._latest, self.over = None, False
-        self.sampler.seek(found.epoch, found.next_pack)
+        self.sampler.seek(position.epoch, position.next_pack)
 
     def begin(self) -> LoaderProgress:
         """A new iteration; where the last one handed out everything without being asked for its end, it has ended."""

@@ -75,7 +75,7 @@ def _is_deferred(message: str) -> bool:
 
 
 def shared_memory_full(error: Exception) -> MemoryLimitError | None:
-    """What to do where torch finds no room in /dev/shm, as for batches of a collator of the user's own."""
+    """The error to raise if /dev/shm is full, e.g. from batches of the user's own collator; else None."""
     if not _FULL.search(str(error)):
         return None
     size = shutil.disk_usage(_SHM) if os.path.isdir(_SHM) else None

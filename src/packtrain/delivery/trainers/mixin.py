@@ -39,7 +39,7 @@ _WHY = {
     "per_device_train_batch_size": "the dataset's rows_per_batch; a pack is a whole row: use a longer packing_length",
     "gradient_accumulation_steps": "packs per step, divided by the number of ranks and the rows of a batch",
 }
-# Under these names they stand in trainer_state.json.
+# Keys in trainer_state.json.
 _SAVED, _STREAM, _FAILURES = "packtrain", "packtrain.stream", "packtrain.failures"
 LEDGER = "ledger.jsonl"
 
@@ -53,7 +53,7 @@ class PackedData(Protocol):
         ...
 
     def get_collator(self) -> Any:
-        """What makes batches of them."""
+        """The collator for its packs."""
         ...
 
     def loader(self, **options: Any) -> PackLoader:
@@ -81,14 +81,14 @@ def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch:
 
     Epochs that were set are steps of the plan, unless steps were set, which count before them.
     """
-    found = copy.copy(args)  # the same arguments may be meant for another dataset, too
-    wanted = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
+    derived = copy.copy(args)  # the same arguments may be meant for another dataset, too
+    values = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
     if "num_train_epochs" in _set(args) and "max_steps" not in _set(args):
-        wanted["max_steps"] = _steps_of(args.num_train_epochs, schedule)
-    for name, value in wanted.items():
+        values["max_steps"] = _count_steps(args.num_train_epochs, schedule)
+    for name, value in values.items():
         if name not in _set(args):
-            setattr(found, name, value)
-    return found
+            setattr(derived, name, value)
+    return derived
 
 
 def _set(args: TrainingArguments) -> set[str]:
@@ -96,7 +96,7 @@ def _set(args: TrainingArguments) -> set[str]:
     return {one.name for one in fields(args) if one.init and getattr(args, one.name, one.default) != one.default}
 
 
-def _steps_of(epochs: float, schedule: Schedule) -> int:
+def _count_steps(epochs: float, schedule: Schedule) -> int:
     """Optimizer steps of a number of epochs of a plan."""
     planned = schedule.plan.num_epochs
     if not 0 < epochs <= planned:
@@ -106,10 +106,10 @@ def _steps_of(epochs: float, schedule: Schedule) -> int:
             expected=f"epochs up to {planned}",
             fix=f"set DatasetConfig(epochs={math.ceil(epochs)}, ...)" if epochs > 0 else "",
         )
-    whole = math.floor(epochs)
-    part = epochs - whole
-    rest = round(part * schedule.num_steps(whole)) if part else 0
-    return max(1, sum(schedule.num_steps(epoch) for epoch in range(whole)) + rest)
+    full = math.floor(epochs)
+    part = epochs - full
+    rest = round(part * schedule.num_steps(full)) if part else 0
+    return max(1, sum(schedule.num_steps(epoch) for epoch in range(full)) + rest)
 
 
 def check_arguments(
@@ -127,12 +127,12 @@ def check_arguments(
     samples. `own_loss`: the loss is one of the user's.
     """
     world = args.world_size if world is None else world
-    wanted = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
-    steps = wanted["max_steps"]
+    required = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
+    steps = required["max_steps"]
     problems = [
-        f"{name}: {getattr(args, name)} instead of {wanted[name]} ({why})"
+        f"{name}: {getattr(args, name)} instead of {required[name]} ({why})"
         for name, why in _WHY.items()
-        if getattr(args, name) != wanted[name]
+        if getattr(args, name) != required[name]
     ]
     if not 0 < args.max_steps <= steps:
         problems.append(f"max_steps: {args.max_steps} instead of 1 to {steps} (the steps of the plan)")
@@ -140,17 +140,17 @@ def check_arguments(
     if own_loss and args.label_smoothing_factor:
         problems.append(f"label_smoothing_factor: {args.label_smoothing_factor} ({OWN_LOSS})")
     if problems:
-        given = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
+        argument = f", rows_per_batch={rows_per_batch}" if rows_per_batch > 1 else ""
         raise ConfigError(
             "training arguments",
             problems=problems,
             expected="arguments that agree with the schedule of packs",
-            fix=f"use TrainingArguments(**trainer_arguments(schedule{given}), ...)",
+            fix=f"use TrainingArguments(**trainer_arguments(schedule{argument}), ...)",
         )
 
 
 class PackedTraining:
-    """Stands before Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
+    """Mixin for Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
 
     The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
     a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
@@ -284,20 +284,20 @@ class PackedTraining:
         options["metric_key_prefix"] = metric_key_prefix
         if not isinstance(dataloader, PackLoader):
             return super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
-        given, taking = self.compute_loss_func, EvaluationLoss(self.compute_loss_func)
+        loss_func, taking = self.compute_loss_func, EvaluationLoss(self.compute_loss_func)
         self.compute_loss_func = self._evaluated = taking
         try:
             output = super().evaluation_loop(dataloader, *args, **options)  # type: ignore[misc]
         finally:
-            self.compute_loss_func, self._evaluated = given, None
-        found = taking.outcome()
-        found.warn(metric_key_prefix, first=self.args.process_index == 0)
-        output.metrics.update(found.counts(metric_key_prefix))
-        return output._replace(num_samples=found.samples)
+            self.compute_loss_func, self._evaluated = loss_func, None
+        evaluated = taking.outcome()
+        evaluated.warn(metric_key_prefix, first=self.args.process_index == 0)
+        output.metrics.update(evaluated.counts(metric_key_prefix))
+        return output._replace(num_samples=evaluated.samples)
 
 
-def _saved(state: TrainerState) -> dict[str, Any]:
-    """What checkpoints keep in trainer_state.json, by name."""
+def _checkpoint_state(state: TrainerState) -> dict[str, Any]:
+    """The entries that checkpoints keep in trainer_state.json, by name."""
     if state.stateful_callbacks is None:
         state.stateful_callbacks = {}
     return state.stateful_callbacks
@@ -319,7 +319,7 @@ class PlanProgress(TrainerCallback):
         """A checkpoint continues with its own schedule, where it stopped."""
         self.begun = state.global_step
         if state.global_step:
-            saved = _saved(state).get(_SAVED)
+            saved = _checkpoint_state(state).get(_SAVED)
             if saved is None:
                 raise ArtifactError(
                     "checkpoint",
@@ -327,12 +327,12 @@ class PlanProgress(TrainerCallback):
                     expected="a checkpoint of a run over packs",
                     fix="load its weights and start a new run instead of resuming",
                 )
-            found = LoaderState.from_plain(saved)
-            self._schedule.check(found)
-            here = self._schedule.state_after(state.global_step)
-            if found != here:
-                raise ArtifactError("checkpoint", got=str(asdict(found)), expected=f"{asdict(here)} at its step")
-            stream = _saved(state).get(_STREAM)
+            position = LoaderState.from_plain(saved)
+            self._schedule.check(position)
+            expected = self._schedule.state_after(state.global_step)
+            if position != expected:
+                raise ArtifactError("checkpoint", got=str(asdict(position)), expected=f"{asdict(expected)} at its step")
+            stream = _checkpoint_state(state).get(_STREAM)
             if stream is not None and self._dataset is not None:  # else it is read from its beginning
                 self._dataset.source.load_state_dict(stream)
                 self._stream = stream
@@ -345,9 +345,9 @@ class PlanProgress(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Where the run stands; what is to happen at the end of an epoch happens at the end of the plan's epochs."""
+        """Save the position; actions at the end of an epoch happen at the end of the plan's epochs."""
         step = state.global_step
-        saved = _saved(state)
+        saved = _checkpoint_state(state)
         saved[_SAVED] = asdict(self._schedule.state_after(step))
         if self._stream is not None:
             saved[_STREAM] = dict(self._stream)
@@ -382,13 +382,13 @@ class JointDecision(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Go on with what was counted before a checkpoint."""
-        saved = _saved(state).get(_FAILURES)
+        saved = _checkpoint_state(state).get(_FAILURES)
         if state.global_step and saved is not None:
             self._failures.load_state_dict(saved)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.votes = self._failures.decide(vote=self.vote(), whole=state.global_step in self._epoch_ends).votes
-        _saved(state)[_FAILURES] = self._failures.state_dict()
+        _checkpoint_state(state)[_FAILURES] = self._failures.state_dict()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Runs that end before their first epoch does; one that was asked to stop continues later."""

@@ -28,12 +28,12 @@ def _is_off(value: Any, default: Any) -> bool:
 
 
 def _is_changed(value: Any, default: Any) -> bool:
-    """Another value than the default, where off is a choice too."""
+    """Differs from the default; "off" is a choice too."""
     return bool(value != default)
 
 
 def _is_turned_on(value: Any, default: Any) -> bool:
-    """Another value than the default, which is not off either."""
+    """Differs from the default and is not off."""
     return bool(value != default and value)
 
 
@@ -50,7 +50,7 @@ class RefusedArgument:
     only_ranks: bool = False  # a single process may have it; a config may be run by several
 
     def problem(self, value: Any) -> str:
-        """What is wrong, in words."""
+        """The problem in words."""
         return f"{self.name}: {value} ({self.why})"
 
 
@@ -182,7 +182,7 @@ REFUSED: tuple[RefusedArgument, ...] = (
 
 
 def refused_arguments(args: TrainingArguments, by: RefusedBy, *, packing: bool = True) -> list[str]:
-    """What is wrong with arguments, a sentence each. `packing`: rows may hold several samples."""
+    """Problems with arguments, one sentence each. `packing`: rows may hold several samples."""
     defaults = {one.name: one.default for one in fields(args)}
     return [
         row.problem(value)
@@ -206,10 +206,10 @@ def _values(args: TrainingArguments, by: RefusedBy) -> Iterator[tuple[RefusedArg
         yield row, value
 
 
-def refused_settings(given: Mapping[str, object]) -> list[str]:
-    """What is wrong with the keys of a config, of those that were given."""
-    rows = (row for row in REFUSED if "config" in row.by and row.name in given)
-    return [row.problem(given[row.name]) for row in rows if row.wrong(given[row.name], None)]
+def refused_settings(settings: Mapping[str, object]) -> list[str]:
+    """Problems with the keys that a config sets."""
+    rows = (row for row in REFUSED if "config" in row.by and row.name in settings)
+    return [row.problem(settings[row.name]) for row in rows if row.wrong(settings[row.name], None)]
 
 
 NOT_IN_CONFIG = frozenset(row.name for row in REFUSED if "config" in row.by)

@@ -29,7 +29,7 @@ def token_loss(
     *,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """What one batch adds to the loss of its step, which has `num_items_in_batch` supervised tokens on all ranks.
+    """The loss one batch adds to its step, which has `num_items_in_batch` supervised tokens on all ranks.
 
     A `compute_loss_func` for Trainer. Elsewhere the number is `step_tokens(schedule, batch)`, and under DDP, which
     takes the mean over ranks, the loss is to be multiplied by their number. Without a number, the mean of the batch. A
@@ -67,7 +67,7 @@ class Evaluated:
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> Evaluated:
-        """From sums over all ranks: losses, their weights, samples, tokens, batches and failures."""
+        """Make it from sums over all ranks: losses, their weights, samples, tokens, batches and failures."""
         losses, weight, *counts = sums
         samples, tokens, batches, failures = map(int, counts)
         if not weight:
@@ -80,9 +80,9 @@ class Evaluated:
         return cls(loss=losses / weight, samples=samples, tokens=tokens, batches=batches, failures=failures)
 
     def counts(self, prefix: str) -> dict[str, float]:
-        """Under the names that Trainer gives them."""
-        found = {"loss": self.loss, "samples": self.samples, "tokens": self.tokens, "failures": self.failures}
-        return {f"{prefix}_{name}": float(value) for name, value in found.items()}
+        """Values under Trainer's metric names."""
+        values = {"loss": self.loss, "samples": self.samples, "tokens": self.tokens, "failures": self.failures}
+        return {f"{prefix}_{name}": float(value) for name, value in values.items()}
 
     def metrics(self, prefix: str, seconds: float) -> dict[str, float]:
         """The same, with the time that it took."""
@@ -125,10 +125,10 @@ class EvaluationLoss:
         self._counts = [count + one for count, one in zip(self._counts, more, strict=True)]
 
     def outcome(self) -> Evaluated:
-        """Over all ranks."""
+        """The result over all ranks."""
         sums = torch.stack(self._sums).cpu().double().sum(0).tolist() if self._sums else [0.0, 0.0]
-        said = [[*sums, *self._counts]]
+        totals = [[*sums, *self._counts]]
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            said *= dist.get_world_size()
-            dist.all_gather_object(said, said[0])
-        return Evaluated.of([sum(column) for column in zip(*said, strict=True)])
+            totals *= dist.get_world_size()
+            dist.all_gather_object(totals, totals[0])
+        return Evaluated.of([sum(column) for column in zip(*totals, strict=True)])

@@ -46,7 +46,7 @@ _BROKEN = ("gloo", "nccl", "c10d", "processgroup", "connection closed", "connect
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """What one rank last reported."""
+    """The last report of one rank."""
 
     number: int  # grows with every heartbeat, so that nobody's clock is compared with another's
     host: str
@@ -64,13 +64,13 @@ class Heartbeat:
         return self.step, self.part
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """Serialise for the store."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def from_bytes(cls, found: bytes) -> Heartbeat:
-        """What `to_bytes` wrote."""
-        return cls(**json.loads(found))
+    def from_bytes(cls, text: bytes) -> Heartbeat:
+        """Parse the output of `to_bytes`."""
+        return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,21 +118,21 @@ class Watchdog:
         silent = self._lasts(now, rank, "silent", beat.number)
         if silent > self.timeouts.silent:
             return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {silent:.1f} s")]
-        behind = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
+        lag = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
         limit = self.timeouts.start if beat.step == NOT_STARTED else self.timeouts.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
-        if beat.place >= furthest or behind <= limit or silent > self.timeouts.silent / 4:
+        if beat.place >= furthest or lag <= limit or silent > self.timeouts.silent / 4:
             return []
         others = f"while others are at step {furthest[0]}"
         at = f"; it is at {beat.at}" if beat.at else ""
-        return [(2, rank, f"{_name(rank, beat)} has made no progress for {behind:.1f} s {others}{at}")]
+        return [(2, rank, f"{_name(rank, beat)} has made no progress for {lag:.1f} s {others}{at}")]
 
-    def _lasts(self, now: float, rank: int, what: str, value: object) -> float:
-        """For how long this value has not changed."""
-        known = self._since.get((rank, what))
-        if known is None or known[0] != value:
-            self._since[rank, what] = known = (value, now)
-        return now - known[1]
+    def _lasts(self, now: float, rank: int, name: str, value: object) -> float:
+        """Seconds since this value last changed."""
+        last = self._since.get((rank, name))
+        if last is None or last[0] != value:
+            self._since[rank, name] = last = (value, now)
+        return now - last[1]
 
 
 def _name(rank: int, beat: Heartbeat) -> str:
@@ -275,12 +275,12 @@ class RankWatch:
             try:
                 store.set(str(self._rank), self._next_heartbeat().to_bytes())
                 known |= {rank for rank in self._watched if rank not in known and store.check([str(rank)])}
-                found = dict.fromkeys(self._watched) | _read(store, sorted(known))
+                heartbeats = dict.fromkeys(self._watched) | _read(store, sorted(known))
             except RuntimeError:  # the store is gone, or does not answer; the monitor decides what that means
                 self._wake.wait(self._interval)
                 continue
             with self._round_ended:
-                self._heartbeats, self._rounds = found, self._rounds + 1
+                self._heartbeats, self._rounds = heartbeats, self._rounds + 1
                 self._round_ended.notify_all()
             self._wake.wait(self._interval)
 
@@ -290,7 +290,7 @@ class RankWatch:
         before = time.monotonic()
         while not self._stopped.is_set():
             with self._round_ended:
-                self._round_ended.wait_for(partial(self._news_since, rounds), self._interval)
+                self._round_ended.wait_for(partial(self._has_news, rounds), self._interval)
             # Time in which this process itself was stopped says nothing about others.
             now += min(time.monotonic() - before, self._timeouts.silent / 2)
             before = time.monotonic()
@@ -302,12 +302,12 @@ class RankWatch:
                     watchdog.timeouts = self._timeouts
                     verdict = (first.verdict if first is not None else "") or watchdog.check(now, self._heartbeats)
             if not verdict and now - last > self._timeouts.silent:
-                verdict = self._lost()
+                verdict = self._lost_store_message()
             if verdict and not self._stopped.is_set():
                 self._end(verdict)
                 return
 
-    def _news_since(self, rounds: int) -> bool:
+    def _has_news(self, rounds: int) -> bool:
         return self._rounds != rounds or self._stopped.is_set()
 
     def _end(self, verdict: str) -> None:
@@ -316,7 +316,7 @@ class RankWatch:
         if self._rank == _WATCHDOG_RANK:
             self._update(verdict=verdict)
             # The store may end with this process.
-            self._wait(partial(self._all_know, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
+            self._wait(partial(self._all_acknowledged, verdict), _ACKNOWLEDGED_WITHIN * self._interval)
         self._update(acknowledged=True, **({} if failed else {"state": "ended", "message": verdict}))
         self._wait_for_round(self._interval)
         with self._round_ended:
@@ -327,13 +327,13 @@ class RankWatch:
             step = f"at step {self._own.step}" if self._own.step >= 0 else "before its first step"
             self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, or it would wait for ever")
 
-    def _all_know(self, verdict: str) -> bool:
+    def _all_acknowledged(self, verdict: str) -> bool:
         """Has every rank acknowledged the verdict that still needs to? One that is gone does not."""
         gone = {rank for rank in self._heartbeats if verdict.startswith(f"rank {rank} ") and " is gone: " in verdict}
         others = [s for rank, s in self._heartbeats.items() if rank not in {self._rank, *gone} and s is not None]
         return all(s.acknowledged or s.state == "done" or (s.state == "failed" and not s.collateral) for s in others)
 
-    def _lost(self) -> str:
+    def _lost_store_message(self) -> str:
         first = self._heartbeats[_WATCHDOG_RANK]
         if self._rank == _WATCHDOG_RANK or first is None:
             return f"the watchdog store does not answer; rank {_WATCHDOG_RANK} may be gone"

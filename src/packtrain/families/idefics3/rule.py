@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from packtrain.core.errors import RecordError, of_missing
+from packtrain.core.errors import RecordError, missing_package_error
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
 from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
 from packtrain.families.geometry import (
@@ -201,7 +201,7 @@ def _num2words() -> Callable[[int], str]:
     try:
         from num2words import num2words  # starting it reads its tables of all languages
     except ImportError as error:
-        raise of_missing(error) from None
+        raise missing_package_error(error) from None
     return num2words  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from packtrain.core.errors import RecordError
 from packtrain.records.formats.jsonl import BOM, LONGEST, NOT_UTF8, split_lines
-from packtrain.records.formats.source_files import Format, gathered
+from packtrain.records.formats.source_files import Format, in_chunks
 from packtrain.records.shards.decompression import file_blocks
 from packtrain.records.source import Entry, Unit
 from packtrain.records.span import Plain, plain_blocks
@@ -45,8 +45,8 @@ class CommaSeparated(Format):
         """Units of about `block` bytes of rows, each with the names of the columns."""
         rows = self._rows(file_blocks(file))
         columns = self._columns(next(rows, None))
-        for held in gathered(rows, lambda row: len(row.raw), self.block):
-            yield Unit(file=file, first=held[0].line, payload=(columns, held))
+        for chunk in in_chunks(rows, lambda row: len(row.raw), self.block):
+            yield Unit(file=file, first=chunk[0].line, payload=(columns, chunk))
 
     def entries(self, unit: Unit, name: str) -> Iterator[Entry]:
         columns, rows = unit.payload
@@ -63,13 +63,13 @@ class CommaSeparated(Format):
 
     def _rows(self, blocks: Iterable[bytes], at: int = 0) -> Iterator[DelimitedRow]:
         """The rows from a place on, without blank lines. A fault after which no row can be found is the last."""
-        taken: list[bytes] = []  # lines of the row that is being read
+        row_lines: list[bytes] = []  # lines of the row that is being read
         number = 0
 
         def lines() -> Iterator[str]:
             for line in split_lines(blocks, self.longest):
-                taken.append(line)
-                if sum(map(len, taken)) > self.longest:
+                row_lines.append(line)
+                if sum(map(len, row_lines)) > self.longest:
                     raise RecordError("read", UNCLOSED, f"a row of more than {self.longest:,} bytes")
                 yield str(line, "latin-1")  # whatever the bytes are: what divides rows is ASCII
 
@@ -85,8 +85,8 @@ class CommaSeparated(Format):
                 error = RecordError("read", UNCLOSED if ended else NOT_CSV, str(fault))
             except RecordError as fault:
                 error = fault
-            raw = b"".join(taken)
-            taken.clear()
+            raw = b"".join(row_lines)
+            row_lines.clear()
             if error is not None and error.reason != NOT_CSV:
                 yield DelimitedRow(at, number + 1, b"", error)
                 return

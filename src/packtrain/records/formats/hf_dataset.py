@@ -45,7 +45,7 @@ class HFDataset(Format):
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Ranges of rows of saved arrow files, or the rows themselves where they can only be streamed."""
         if not is_saved_dataset(spec.path):
-            yield from self._spans(spec)
+            yield from self._streamed_units(spec)
             return
         folder = split_folder(spec)
         try:
@@ -61,7 +61,7 @@ class HFDataset(Format):
             yield from self._arrow.read(spec, unit)
             return
         for row, value in enumerate(unit.payload, start=unit.first):
-            yield _unchecked(f"{unit.file}:{row}", row, value)
+            yield _row_entry(f"{unit.file}:{row}", row, value)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The row of that number. A stream moves forward to it, and begins again where it has passed it."""
@@ -69,20 +69,22 @@ class HFDataset(Format):
             return self._arrow.read_at(spec, file, plain, at, origin)
         try:
             with self._lock:
-                return _unchecked(origin, at, self._streamed(spec, at) if spec.streaming else self._random(spec, at))
+                return _row_entry(
+                    origin, at, self._streamed_row(spec, at) if spec.streaming else self._random_row(spec, at)
+                )
         except PacktrainError:
             raise
         except Exception as error:  # the library raises whatever its many readers and the network raise
             raise OSError(f"{type(error).__name__}: {error}") from error
 
-    def _random(self, spec: SourceSpec, at: int) -> Any:
+    def _random_row(self, spec: SourceSpec, at: int) -> Any:
         """A row of a dataset that `load_dataset` keeps in files of its own."""
         if spec not in self._loaded:
             self._loaded[spec] = _split(spec).with_format("arrow")  # so that no medium is decoded
         rows = self._loaded[spec]
         return rows[at].to_pylist()[0] if 0 <= at < len(rows) else RecordError("read", NO_ROW, str(at))
 
-    def _streamed(self, spec: SourceSpec, at: int) -> Any:
+    def _streamed_row(self, spec: SourceSpec, at: int) -> Any:
         """A row of a stream."""
         position, rows = self._cursors.pop(spec, (0, iter(())))  # taken away while in use: a fault ends it
         if spec not in self._loaded:
@@ -99,7 +101,7 @@ class HFDataset(Format):
     def count(self, spec: SourceSpec, unit: Unit) -> int:
         return len(unit.payload) if isinstance(unit.payload, list) else self._arrow.count(spec, unit)
 
-    def _spans(self, spec: SourceSpec) -> Iterator[Unit]:
+    def _streamed_units(self, spec: SourceSpec) -> Iterator[Unit]:
         """Units of streamed rows; a fault takes the place of the row at which the stream broke."""
         name = f"{os.path.basename(spec.path.rstrip('/')) if os.path.exists(spec.path) else spec.path}[{spec.split}]"
         rows: list[Any] = []
@@ -134,7 +136,7 @@ def hub_revision(spec: SourceSpec) -> str | None:
         return None
 
 
-def _unchecked(origin: str, row: int, value: Any) -> Entry:
+def _row_entry(origin: str, row: int, value: Any) -> Entry:
     """A row of what `load_dataset` makes. Streamed it may have other Python types than at random: so no checksum."""
     if isinstance(value, RecordError):
         return Entry(origin=origin, error=value, at=row)
@@ -146,7 +148,7 @@ def hub_files(spec: SourceSpec) -> str | None:
 
     None where `load_dataset` makes the rows of something else than files of one format that we read as they are.
     """
-    builder = _asked(spec, "load_dataset_builder")
+    builder = _call_datasets(spec, "load_dataset_builder")
     splits = builder.config.data_files or {}
     settings = [field for field in dataclasses.fields(builder.config) if field.name not in _NO_SETTINGS]
     changed = [field.name for field in settings if getattr(builder.config, field.name) != field.default]
@@ -178,8 +180,8 @@ def _pattern(names: Sequence[str]) -> str:
     return folder + "{" + ",".join(name.removeprefix(folder) for name in names) + "}"
 
 
-def _asked(spec: SourceSpec, function: str, **options: Any) -> Any:
-    """What a function of the datasets package says of a dataset."""
+def _call_datasets(spec: SourceSpec, function: str, **options: Any) -> Any:
+    """Call a function of the datasets package on a dataset."""
     try:
         import datasets
     except ImportError as error:
@@ -201,8 +203,8 @@ def _asked(spec: SourceSpec, function: str, **options: Any) -> Any:
 
 
 def _split(spec: SourceSpec) -> Any:
-    """What `load_dataset` gives for one split."""
-    splits = _asked(spec, "load_dataset", streaming=spec.streaming)
+    """Load one split with `load_dataset`."""
+    splits = _call_datasets(spec, "load_dataset", streaming=spec.streaming)
     check_split(spec, [str(split) for split in splits])
     return splits[spec.split]
 
@@ -229,7 +231,7 @@ def _until_fault(rows: Iterator[Any]) -> Iterator[Any]:
 
 
 def _size(value: Any) -> int:
-    """About how much memory a row takes."""
+    """Approximate memory of a row in bytes."""
     if isinstance(value, str | bytes):
         return 48 + len(value)
     if isinstance(value, Mapping):

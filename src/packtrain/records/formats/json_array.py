@@ -39,7 +39,7 @@ class JsonArray(JsonFormat):
     def cut(self, file: str) -> Iterator[Unit]:
         """Spans of elements, made while the file is read."""
         elements = self._elements(file, self._key_of_list(file))
-        return self.carried(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
+        return self.loaded_units(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())
@@ -52,8 +52,8 @@ class JsonArray(JsonFormat):
             if key is None:
                 yield from window.elements()
             else:
-                for found in window.object_keys():
-                    if found == key:
+                for name in window.object_keys():
+                    if name == key:
                         yield from window.elements()
                     else:
                         window.skip()
@@ -195,7 +195,7 @@ class _Window:
             self._more()
 
     def _end_of_value(self) -> int | None:
-        """Where the value at the current place ends; None where the window ends first and the file goes on."""
+        """End of the value at the current place; None if the window ends first and the file goes on."""
         try:
             return self._scan(self._text, self._at)[1]
         except RecursionError as error:
@@ -220,16 +220,16 @@ class _Window:
         self._at += 1
 
     def _unexpected(self, expected: str) -> str:
-        found = self.peek()
-        if not found:
+        char = self.peek()
+        if not char:
             raise self._cut_off()
-        raise RecordError("read", BROKEN_REST, f"{self.place()}: {found!r} instead of {expected}")
+        raise RecordError("read", BROKEN_REST, f"{self.place()}: {char!r} instead of {expected}")
 
     def _cut_off(self) -> RecordError:
         return RecordError("read", CUT_OFF, self.place())
 
     def place(self, at: int | None = None) -> str:
-        """Where in the file a place of the window is, by default the current one."""
+        """Describe the place in the file of a window position, by default the current one."""
         at = self._at if at is None else at
         return f"at line {self._lines + self._text.count(chr(10), 0, at) + 1}, character {self._forgotten + at + 1}"
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from packtrain.core.errors import RecordError
-from packtrain.records.formats.source_files import Format, gathered
+from packtrain.records.formats.source_files import Format, in_chunks
 from packtrain.records.shards.address import unreadable
 from packtrain.records.shards.decompression import file_blocks, file_compression
 from packtrain.records.source import Entry, Unit
@@ -77,7 +77,7 @@ def json_entry(origin: str, at: int, raw: bytes | str | RecordError) -> Entry:
 
 
 def _depth(value: Any) -> int:
-    """How deep containers are nested; without recursion, which this guards against."""
+    """Nesting depth of containers, computed without recursion, against which this guards."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -120,10 +120,10 @@ class JsonFormat(Format):
         """Counted without parsing."""
         return sum(1 for _ in self.elements(unit))
 
-    def carried(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
+    def loaded_units(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
         """Units of about `block` bytes that hold their elements."""
-        for held in gathered(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
-            yield Unit(file=file, first=held[0][0], payload=held)
+        for chunk in in_chunks(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
+            yield Unit(file=file, first=chunk[0][0], payload=chunk)
 
 
 class JsonLines(JsonFormat):
@@ -133,17 +133,17 @@ class JsonLines(JsonFormat):
         """Byte ranges of plain files, lines of compressed ones."""
         if file_compression(file) == "none":
             return self._ranges(file)
-        return self.carried(file, self._numbered(self._lines(file_blocks(file))))
+        return self.loaded_units(file, self._number_lines(self._lines(file_blocks(file))))
 
     def elements(self, unit: Unit) -> Iterable[Element]:
         """The lines of a unit that are not blank."""
-        return self._numbered(self._lines_of_range(unit), unit.first) if unit.payload is None else unit.payload
+        return self._number_lines(self._lines_of_range(unit), unit.first) if unit.payload is None else unit.payload
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         blocks = plain_blocks(plain, at, self.longest + 1)
-        return json_entry(origin, at, self._bounded(next(split_lines(blocks, self.longest), b"")))
+        return json_entry(origin, at, self._bounded_line(next(split_lines(blocks, self.longest), b"")))
 
-    def _numbered(self, lines: Iterable[tuple[int, bytes | RecordError]], first: int = 1) -> Iterator[Element]:
+    def _number_lines(self, lines: Iterable[tuple[int, bytes | RecordError]], first: int = 1) -> Iterator[Element]:
         for number, (at, line) in enumerate(lines, start=first):
             if isinstance(line, RecordError) or line.removeprefix(BOM).strip(BLANK):
                 yield number, at, line
@@ -183,7 +183,7 @@ class JsonLines(JsonFormat):
         begin, line = at, None
         try:
             for piece in split_lines(blocks, self.longest):
-                line = self._bounded(piece) if line is None else line  # more of a line that is too long
+                line = self._bounded_line(piece) if line is None else line  # more of a line that is too long
                 at += len(piece)
                 if piece.endswith(b"\n"):
                     yield begin, line
@@ -193,7 +193,7 @@ class JsonLines(JsonFormat):
         except RecordError as error:
             yield begin, error
 
-    def _bounded(self, line: bytes) -> bytes | RecordError:
+    def _bounded_line(self, line: bytes) -> bytes | RecordError:
         """A line without its newline."""
         line = line.removesuffix(b"\n")
         if len(line) > self.longest:

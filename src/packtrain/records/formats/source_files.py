@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats.splits import by_split, chosen_split, is_saved_dataset, split_folder
+from packtrain.records.formats.splits import by_split, choose_split, is_saved_dataset, split_folder
 from packtrain.records.shards.address import has_wildcards, is_remote, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
 from packtrain.records.span import Plain
@@ -22,16 +22,16 @@ def hub_snapshots(folder: str) -> list[str]:
     """The snapshots in a folder of the hub's cache, the latest first; none in any other folder."""
     if not all(os.path.isdir(os.path.join(folder, name)) for name in ("blobs", "snapshots")):
         return []
-    found = [entry for entry in os.scandir(os.path.join(folder, "snapshots")) if entry.is_dir()]
-    return [entry.path for entry in sorted(found, key=lambda entry: -entry.stat().st_mtime)]
+    folders = [entry for entry in os.scandir(os.path.join(folder, "snapshots")) if entry.is_dir()]
+    return [entry.path for entry in sorted(folders, key=lambda entry: -entry.stat().st_mtime)]
 
 
 def allowed_places(folder: str) -> tuple[str, ...]:
     """The real folders that a file of this one may lie in, each with a slash at its end."""
     real = os.path.realpath(folder)
     snapshot = _SNAPSHOT.fullmatch(real)
-    found = [real, *([f"{snapshot[1]}/blobs"] if snapshot else [])]
-    return tuple(os.path.join(place, "") for place in found)
+    places = [real, *([f"{snapshot[1]}/blobs"] if snapshot else [])]
+    return tuple(os.path.join(place, "") for place in places)
 
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def dataset_root(path: str) -> str:
 
 
 def local_root(spec: SourceSpec) -> str | None:
-    """What the names of a local source's files are relative to; None for remote data and for names on the hub."""
+    """The folder that names of a local source's files are relative to; None for remote data and hub names."""
     return dataset_root(spec.path) if os.path.isabs(spec.path) and not is_remote(spec.path) else None
 
 
@@ -147,32 +147,34 @@ def list_files(path: str, format: str) -> list[str]:
 
 def split_files(spec: SourceSpec) -> list[str]:
     """The files of a source; of a folder with splits, those of the one that is asked for."""
-    names = _named(spec)
+    names = _files_by_name(spec)
     if not _is_folder(spec.path):
         return list(names.values())
-    found = by_split(spec, list(names))
-    chosen = set(found.get(chosen_split(spec, found), ()))
+    by_name = by_split(spec, list(names))
+    chosen = set(by_name.get(choose_split(spec, by_name), ()))
     return [file for name, file in names.items() if name in chosen]
 
 
 def split_notes(specs: Iterable[SourceSpec]) -> tuple[str, ...]:
-    """What is to be said about the splits of folders."""
+    """Notes about the splits of folders."""
     return tuple(note for spec in specs if (note := split_note(spec)))
 
 
 def split_note(spec: SourceSpec) -> str | None:
-    """Which split of a folder is read and which are left; None where it has no others."""
+    """A note on which split of a folder is read and which are not; None if there is only one."""
     if spec.format == "hf_dataset" or not _is_folder(spec.path):
         return None
-    names = list(_named(spec))
-    found = by_split(spec, names)
-    split = chosen_split(spec, found)
-    others = sorted(f"{other} ({_files(len(found[other]))})" for other in found if other is not None and other != split)
-    if strange := len(names) - sum(map(len, found.values())):
+    names = list(_files_by_name(spec))
+    grouped = by_split(spec, names)
+    split = choose_split(spec, grouped)
+    others = sorted(
+        f"{other} ({_files(len(grouped[other]))})" for other in grouped if other is not None and other != split
+    )
+    if strange := len(names) - sum(map(len, grouped.values())):
         others.append(f"{_files(strange)} that the README.md does not name")
     if split is None or not others:
         return None
-    return f"{spec.name}: split {split} is read ({_files(len(found[split]))}); left: {', '.join(others)}"
+    return f"{spec.name}: split {split} is read ({_files(len(grouped[split]))}); left: {', '.join(others)}"
 
 
 def _files(count: int) -> str:
@@ -183,7 +185,7 @@ def _is_folder(path: str) -> bool:
     return path.endswith("/") if is_remote(path) else os.path.isdir(path)
 
 
-def _named(spec: SourceSpec) -> dict[str, str]:
+def _files_by_name(spec: SourceSpec) -> dict[str, str]:
     return {shown_name(spec, file): file for file in list_files(spec.path, spec.format)}
 
 
@@ -221,22 +223,22 @@ def source_files(spec: SourceSpec) -> Iterator[tuple[str, RecordError | None]]:
             yield file, None
 
 
-def gathered(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+def in_chunks(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
     """Lists of items of about `most` bytes; even an empty item takes memory."""
-    held: list[T] = []
+    chunk: list[T] = []
     total = 0
     for item in items:
-        held.append(item)
+        chunk.append(item)
         total += 64 + size(item)
         if total >= most:
-            yield held
-            held, total = [], 0
-    if held:
-        yield held
+            yield chunk
+            chunk, total = [], 0
+    if chunk:
+        yield chunk
 
 
 def shown_name(spec: SourceSpec, file: str) -> str:
-    """What messages call a file: its name relative to the dataset."""
+    """The name of a file in messages: relative to the dataset."""
     return writable(os.path.relpath(file, dataset_root(spec.path)).replace(os.sep, "/"))
 
 
@@ -267,7 +269,7 @@ class Format:
         raise NotImplementedError
 
     def num_entries(self, unit: Unit) -> int:
-        """How many `entries` a unit has; by reading them where that cannot be told."""
+        """Number of `entries` of a unit; reads them if there is no other way."""
         return sum(1 for _ in self.entries(unit, ""))
 
     def units(self, spec: SourceSpec) -> Iterator[Unit]:
@@ -290,7 +292,7 @@ class Format:
         return self.entries(unit, name)
 
     def count(self, spec: SourceSpec, unit: Unit) -> int:
-        """How many entries `read` yields."""
+        """Number of entries that `read` yields."""
         return 1 if isinstance(unit.payload, RecordError) else self.num_entries(unit)
 
     def read_at(self, spec: SourceSpec, file: str, plain: Plain, at: int, origin: str) -> Entry:

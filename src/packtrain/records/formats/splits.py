@@ -34,16 +34,16 @@ def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dic
     if subset is not None and subset not in subsets:
         expected = "one of " + ", ".join(subsets) if subsets else "none: no README.md in the folder has `configs`"
         raise ConfigError(f"subset of {folder}", got=subset, expected=expected, fix=nearest(subset, subsets) or _WAY)
-    found: dict[str, str] = {}
-    for chosen in [subset] if subset is not None else subsets:
-        for split, pattern in subsets[chosen]:
+    split_of_name: dict[str, str] = {}
+    for subset_splits in [subset] if subset is not None else subsets:
+        for split, pattern in subsets[subset_splits]:
             for name in names:
-                if _fits(pattern.split("/"), name.split("/")) and found.setdefault(name, split) != split:
-                    got = f"{name} in the splits {found[name]} and {split}"
+                if _fits(pattern.split("/"), name.split("/")) and split_of_name.setdefault(name, split) != split:
+                    got = f"{name} in the splits {split_of_name[name]} and {split}"
                     raise ConfigError(f"README.md of {folder}", got=got, expected="one split per file", fix=_WAY)
-    if subset is not None and not found:
+    if subset is not None and not split_of_name:
         raise ConfigError(f"subset of {folder}", got=f"{subset}, which has no files", expected="its files")
-    return found or None
+    return split_of_name or None
 
 
 def _content(card: str) -> Any:
@@ -81,8 +81,8 @@ def _fits(pattern: Sequence[str], name: Sequence[str]) -> bool:
 
 
 def _texts(item: Any) -> list[str]:
-    given = [one for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
-    return [re.sub(r"(\*\*/)+", "**/", one.removeprefix("./")) for one in given if len(one) < 1000]
+    patterns = [one for one in (item if isinstance(item, list) else [item]) if isinstance(one, str)]
+    return [re.sub(r"(\*\*/)+", "**/", one.removeprefix("./")) for one in patterns if len(one) < 1000]
 
 
 BAD_FOLDER = "saved dataset cannot be read"
@@ -157,22 +157,22 @@ def split_in_name(name: str) -> str | None:
 def by_split(spec: SourceSpec, names: Sequence[str]) -> dict[str | None, list[str]]:
     """The names of each split, by the folder's card or by themselves, and those that belong to none."""
     card = splits_of_card(spec.path, spec.subset, names)
-    found: dict[str | None, list[str]] = {}
+    names_by_split: dict[str | None, list[str]] = {}
     for name in names if card is None else card:
-        found.setdefault(split_in_name(name) if card is None else card[name], []).append(name)
-    return found
+        names_by_split.setdefault(split_in_name(name) if card is None else card[name], []).append(name)
+    return names_by_split
 
 
-def chosen_split(spec: SourceSpec, found: Mapping[str | None, Sequence[str]]) -> str | None:
+def choose_split(spec: SourceSpec, names: Mapping[str | None, Sequence[str]]) -> str | None:
     """The split that is asked for; None where a folder has none. What is not there, or unclear, is refused."""
-    splits = sorted(split for split in found if split is not None)
+    splits = sorted(split for split in names if split is not None)
     if not splits:
         if spec.split != DEFAULT:
             got, expected = f"{spec.split}, and no file or folder is named after a split", "such as train/, test.jsonl"
             raise ConfigError(f"split of {spec.path}", got=got, expected=expected, fix="leave it out")
         return None
-    if None in found:
-        others = ", ".join(found[None][:3]) + (", ..." if len(found[None]) > 3 else "")
+    if None in names:
+        others = ", ".join(names[None][:3]) + (", ..." if len(names[None]) > 3 else "")
         raise ConfigError(
             f"split of {spec.path}",
             got=f"files of {', '.join(splits)} and others that belong to no split: {others}",
@@ -181,9 +181,9 @@ def chosen_split(spec: SourceSpec, found: Mapping[str | None, Sequence[str]]) ->
         )
     if spec.split in splits:
         return spec.split
-    meant = [split for split in splits if _words(split) == {_WORDS.get(spec.split.lower(), "")}]
-    if len(meant) == 1:
-        return meant[0]
+    matches = [split for split in splits if _words(split) == {_WORDS.get(spec.split.lower(), "")}]
+    if len(matches) == 1:
+        return matches[0]
     check_split(spec, splits)
     return None
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from packtrain.records.span import Plain, PlainFile
 
 Source = str | PlainFile  # a local file, or bytes that are in none
-# Whether they are known to be sound, so that reading them cannot crash, stands beside rows.
+# Rows come with a flag: known to be sound, so that reading them cannot crash.
 FoundRow = tuple[pa.RecordBatch, bool]
 Rows = tuple[pa.Table, bool]
 
@@ -114,10 +114,10 @@ class ParquetRows(ParquetGroups):
         if not 0 <= number < self.starts[-1]:
             return None
         group = bisect_right(self.starts, number) - 1
-        rows = held.get((self._key, group), lambda: self._decoded(group, held.most))
-        return _one(rows, number - self.starts[group])
+        rows = held.get((self._key, group), lambda: self._decode_group(group, held.most))
+        return _single_row(rows, number - self.starts[group])
 
-    def _decoded(self, group: int, most: int) -> tuple[Rows, int]:
+    def _decode_group(self, group: int, most: int) -> tuple[Rows, int]:
         """A row group and the memory it takes; one that is too large is read from disk where it is needed."""
         batches = self.decode(group)
         kept: list[pa.RecordBatch] = []
@@ -126,7 +126,7 @@ class ParquetRows(ParquetGroups):
             kept.append(batch)
             size += batch.nbytes
             if size > most:
-                return (_spilled(chain(kept, batches), self.table.schema_arrow), True), most
+                return (_spill(chain(kept, batches), self.table.schema_arrow), True), most
         return (pa.Table.from_batches(kept, self.table.schema_arrow), True), size
 
 
@@ -146,7 +146,7 @@ class ArrowRows:
         if not 0 <= number < self._starts[-1]:
             return None
         at = bisect_right(self._starts, number) - 1
-        return _one(held.get((self._key, at), lambda: self._decoded(at)), number - self._starts[at])
+        return _single_row(held.get((self._key, at), lambda: self._decode_group(at)), number - self._starts[at])
 
     def _lengths(self) -> Iterator[int]:
         """The rows of each batch; one column tells them."""
@@ -168,7 +168,7 @@ class ArrowRows:
             self._places.append(place)
             yield batch.num_rows
 
-    def _decoded(self, at: int) -> tuple[Rows, int]:
+    def _decode_group(self, at: int) -> tuple[Rows, int]:
         before = pa.total_allocated_bytes()
         batch = self._batch(at)
         rows = pa.Table.from_batches([batch]), is_sound(batch)
@@ -189,7 +189,7 @@ class ArrowRows:
 
 
 def arrow_source(source: Source) -> Any:
-    """What arrow reads from; a local file is mapped."""
+    """A source for arrow; a local file is memory-mapped."""
     return pa.memory_map(source) if isinstance(source, str) else pa.PythonFile(source, mode="r")
 
 
@@ -203,7 +203,7 @@ def is_sound(batch: pa.RecordBatch) -> bool:
 
 
 def plain_bytes(batch: pa.RecordBatch) -> int:
-    """How much a sound batch is at the most as plain Python, where each row has its own copy of what rows share."""
+    """Upper bound of a sound batch's size as plain Python, where each row has its own copy of shared values."""
     shared = any(_shares(field.type) for field in batch.schema)
     return int(batch.nbytes) * (batch.num_rows if shared else 1)
 
@@ -232,7 +232,7 @@ def _until_fault(lengths: Iterator[int]) -> Iterator[int]:
             raise
 
 
-def _one(rows: Rows, row: int) -> FoundRow:
+def _single_row(rows: Rows, row: int) -> FoundRow:
     return rows[0].slice(row, 1).to_batches()[0], rows[1]
 
 
@@ -242,7 +242,7 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _spilled(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+def _spill(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     """Batches mapped from a file that is gone when nobody uses it any more."""
     handle, name = tempfile.mkstemp(prefix="packtrain-rows-")
     try:

@@ -44,7 +44,7 @@ Rows = tuple[int, pa.RecordBatch, bool]
 
 
 class Table(Format):
-    """What both kinds of table files have in common: units are ranges of rows."""
+    """Base of the two table formats: units are ranges of rows."""
 
     rows_per_unit = 4096
 
@@ -89,10 +89,10 @@ class Table(Format):
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         try:
             with self._lock:
-                found = self._rows_at.row(file, plain, at)
-                if found is None:
+                row = self._rows_at.row(file, plain, at)
+                if row is None:
                     raise RecordError("read", CUT_OFF, f"the file no longer has row {at}")
-                return row_entry(origin, at, next(plain_rows(*found)))
+                return row_entry(origin, at, next(plain_rows(*row)))
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno:
                 raise  # the system's fault, not the table's
@@ -301,7 +301,7 @@ def _require_whole(path: str, mapped: int) -> None:
 
 
 def _table_error(reason: str, error: Exception) -> RecordError:
-    """What arrow says, on one line."""
+    """Arrow's message on one line."""
     if isinstance(error, OSError) and error.errno:
         return unreadable(error)
     return RecordError("read", reason, " ".join(str(error).split())[:300])

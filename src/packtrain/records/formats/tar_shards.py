@@ -75,7 +75,7 @@ class StreamedBytes:
         return sum(len(piece) for piece in self._pieces(size))
 
     def tell(self) -> int:
-        """Bytes passed so far, of the decompressed archive."""
+        """Position in the decompressed archive."""
         return self._before + self._at
 
     def _pieces(self, size: int) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ class PlacedBytes:
         return passed
 
     def tell(self) -> int:
-        """Bytes before this place, of the decompressed archive."""
+        """Position in the decompressed archive."""
         return self._at
 
 
@@ -303,11 +303,11 @@ class TarShards(Format):
         """One entry for each sample. At a fault the sample that it may have hurt becomes the entry that says so."""
         try:
             with open_members(unit.file) as (members, plain):
-                for found in self._samples(members, unit.file if plain else None):
-                    if isinstance(found, _Sample):
-                        yield found.entry(f"{name}:{found.key}")
+                for sample in self._samples(members, unit.file if plain else None):
+                    if isinstance(sample, _Sample):
+                        yield sample.entry(f"{name}:{sample.key}")
                     else:
-                        yield Entry(origin=f"{name}:{found[0]}" if found[0] else name, error=found[1])
+                        yield Entry(origin=f"{name}:{sample[0]}" if sample[0] else name, error=sample[1])
                 if not plain:
                     members.pass_all()
         except RecordError as error:
@@ -315,10 +315,10 @@ class TarShards(Format):
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         """The sample whose first header begins at a byte; media stay where they are, or are held within bounds."""
-        for found in self._samples(Members(PlacedBytes(plain, at)), plain.path):
-            if isinstance(found, _Sample):
-                return found.entry(origin)
-            raise found[1]
+        for sample in self._samples(Members(PlacedBytes(plain, at)), plain.path):
+            if isinstance(sample, _Sample):
+                return sample.entry(origin)
+            raise sample[1]
         raise RecordError("read", NO_SAMPLE, f"at byte {at}")
 
     def _samples(self, members: Members, archive: str | None) -> Iterator[_Sample | tuple[str, RecordError]]:
@@ -347,8 +347,8 @@ class TarShards(Format):
             sample.problem = problem
         kind = extension.rpartition(".")[2]
         media = kind in MEDIA_ENDINGS
-        wanted = extension == "json" or extension in TEXT_KEYS or (media and sample.archive is None)
-        data = members.read(member) if wanted and not sample.problem else b""
+        needed = extension == "json" or extension in TEXT_KEYS or (media and sample.archive is None)
+        data = members.read(member) if needed and not sample.problem else b""
         sample.extensions.add(extension)
         if sample.problem:
             sample.media.clear()  # so that a broken sample holds no memory
@@ -359,13 +359,13 @@ class TarShards(Format):
             sample.media[extension] = MediaRef(
                 name=member.name, archive=sample.archive, offset=member.offset, size=member.size
             )
-        elif wanted:
+        elif needed:
             sample.texts[extension] = data
         elif not media:
             sample.others[extension] = f"{member.size:,} bytes"
 
     def _problem(self, sample: _Sample, extension: str, member: Member) -> RecordError | None:
-        """Why a member spoils its sample; None where it does not."""
+        """The reason why a member spoils its sample; None if it does not."""
         where = repr(member.name)
         if not member.is_file:
             return RecordError("read", LINK if member.kind in LINK_TYPES else SPECIAL, where)

@@ -11,7 +11,7 @@ from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaKind, Message, Part, Text, TokenIds
 from packtrain.records.schemas.recognise import GROUNDING, INTO_TEXTS, LOSS_FLAGS
 from packtrain.records.schemas.references import KINDS, MediaPool, from_base64, make_ref, read_limits
-from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, read_extras, unfolded
+from packtrain.records.schemas.tools import EXTRA_KEYS, checked_text, read_extras, unfold
 from packtrain.records.source import RawRecord
 
 ROLE_ALIASES: Mapping[str, str] = {
@@ -38,14 +38,14 @@ _LEFT = re.compile("<(?:image|bbox|ref-object)>")  # markers that nothing has fi
 
 
 class ConvertedRecord(NamedTuple):
-    """What a schema makes of a record, before it has an id and an origin."""
+    """The result of a schema, before it has an id and an origin."""
 
     messages: tuple[Message, ...]
     plain: bool = False
     objects: int = 0
     tokens: TokenIds | None = None
     how: str = ""  # what was made of it, where more than one thing could be
-    tools: tuple[Any, ...] = ()  # definitions of tools that stood in messages
+    tools: tuple[Any, ...] = ()  # tool definitions that messages contained
 
 
 def messages_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
@@ -62,7 +62,7 @@ def conversations_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedR
 
 
 def _chat(items: object, pool: MediaPool | None) -> ConvertedRecord:
-    turns, tools = unfolded(as_list(items, "messages"))
+    turns, tools = unfold(as_list(items, "messages"))
     return ConvertedRecord(read_messages(turns, pool), tools=tuple(tools))
 
 
@@ -107,32 +107,32 @@ def _read_message(turn: object, pool: MediaPool | None, markers: Mapping[str, Me
         role, content = turn.get("from"), turn.get("value")
     if not isinstance(role, str):
         raise RecordError("schema", "a message has no role", f"{_short(role)}")
-    known = ROLE_ALIASES.get(role) or ROLE_ALIASES.get(role.lower())
-    if known is None:
+    canonical = ROLE_ALIASES.get(role) or ROLE_ALIASES.get(role.lower())
+    if canonical is None:
         raise RecordError("schema", "unknown role", _short(role))
     plain = len(turn) == 2 and content is not None
     train = True if plain else _read_flags(turn)
-    extras = None if plain else read_extras(turn, known)
+    extras = None if plain else read_extras(turn, canonical)
     if isinstance(content, str):
         parts: tuple[Part, ...]
         if markers and "<" in content and pool is not None:
             parts = tuple(_split(content, markers, pool))
-            if known == "assistant" and (marked := next((p for p in parts if isinstance(p, Media)), None)):
+            if canonical == "assistant" and (marked := next((p for p in parts if isinstance(p, Media)), None)):
                 raise RecordError("schema", f"{marked.kind} marker in an answer", "media there need typed parts")
         else:
             parts = (Text(checked_text(content)),)
     elif isinstance(content, list | tuple):
         parts = tuple(_read_parts(content, pool))
         train = _parts_carry_loss(content) and train
-        if train and known == "assistant" and parts and extras is None and all(isinstance(p, Media) for p in parts):
+        if train and canonical == "assistant" and parts and extras is None and all(isinstance(p, Media) for p in parts):
             raise RecordError("schema", "an answer of media alone", "media there are never supervised")
     elif content is None:
-        if known != "assistant" or extras is None:
-            raise RecordError("schema", "a message has no content", known)
+        if canonical != "assistant" or extras is None:
+            raise RecordError("schema", "a message has no content", canonical)
         parts = ()
     else:
-        raise RecordError("schema", "content has the wrong type", f"{known}: {type(content).__name__}")
-    return Message(role=known, parts=parts, train=train, extras=extras)
+        raise RecordError("schema", "content has the wrong type", f"{canonical}: {type(content).__name__}")
+    return Message(role=canonical, parts=parts, train=train, extras=extras)
 
 
 def _read_flags(turn: RawRecord) -> bool:
@@ -143,32 +143,32 @@ def _read_flags(turn: RawRecord) -> bool:
     return carries_loss(turn, LOSS_FLAGS, "message")
 
 
-def carries_loss(said: RawRecord, flags: Iterable[str], whose: str) -> bool:
-    """What these flags say of a message, a part or a record; one that is not there asks for nothing."""
+def carries_loss(item: RawRecord, flags: Iterable[str], whose: str) -> bool:
+    """Whether flags of a message, a part or a record ask for loss; missing flags do not count."""
     train = True
     for field in flags:
-        wish = said.get(field)
-        if wish is None:
+        flag = item.get(field)
+        if flag is None:
             continue
-        if not isinstance(wish, int | float) or wish not in (0, 1):
-            raise RecordError("schema", f"a {whose}'s train flag is not a boolean", f"{field}: {_short(wish)}")
-        train = train and bool(wish) is LOSS_FLAGS[field]
+        if not isinstance(flag, int | float) or flag not in (0, 1):
+            raise RecordError("schema", f"a {whose}'s train flag is not a boolean", f"{field}: {_short(flag)}")
+        train = train and bool(flag) is LOSS_FLAGS[field]
     return train
 
 
 def _parts_carry_loss(content: Iterable[str | RawRecord]) -> bool:
-    """What all text parts of a message agree on: a message carries loss as a whole or not at all."""
-    said = set()
+    """Whether a message's text parts carry loss; they must agree, as a message carries loss as a whole."""
+    flags = set()
     for part in content:
         if isinstance(part, str):
-            said.add(True)
+            flags.add(True)
         elif part.get("type") in (None, "text"):
             if part.get("train_detail"):
                 raise RecordError("schema", _REFUSED_FIELDS["train_detail"], "train_detail")
-            said.add(LOSS_FLAGS.keys().isdisjoint(part) or carries_loss(part, LOSS_FLAGS, "part"))
-    if len(said) > 1:
+            flags.add(LOSS_FLAGS.keys().isdisjoint(part) or carries_loss(part, LOSS_FLAGS, "part"))
+    if len(flags) > 1:
         raise RecordError("schema", _REFUSED_FIELDS["train_detail"], "text parts with different flags in one message")
-    return False not in said
+    return False not in flags
 
 
 def _split(text: str, markers: Mapping[str, MediaKind], pool: MediaPool) -> Iterable[Part]:
@@ -210,7 +210,7 @@ def _read_parts(content: Iterable[object], pool: MediaPool | None) -> Iterable[P
 
 
 def part_type(part: RawRecord) -> Any:
-    """What a part says it is, or what its keys say."""
+    """The declared type of a part, else the one that its keys imply."""
     name = part.get("type")
     return next((key for key in ("text", *PART_FIELDS) if part.get(key) is not None), None) if name is None else name
 
@@ -232,7 +232,7 @@ def _read_media_part(part: RawRecord, name: str, pool: MediaPool | None) -> Medi
 
 
 def _meaning_of_markers(turns: Iterable[object], pool: MediaPool) -> Mapping[str, MediaKind]:
-    """Which markers mean media: `<image>`, and those of kinds that the record has, since `<video>` is HTML, too.
+    """The markers that mean media: `<image>`, and those of kinds that the record has, since `<video>` is HTML, too.
 
     Video datasets in LLaVA's format often write `<image>` where the video goes.
     """

@@ -13,7 +13,7 @@ from packtrain.core.values import Message, Text, TokenIds
 from packtrain.records.schemas.chat import ConvertedRecord, as_list, read_messages
 from packtrain.records.schemas.recognise import LOSS_MASKS, OWN_FUNCTION, looks_like
 from packtrain.records.schemas.references import MediaPool
-from packtrain.records.schemas.tools import checked_text, unfolded
+from packtrain.records.schemas.tools import checked_text, unfold
 from packtrain.records.source import RawRecord
 
 _APPROPRIATELY = "Write a response that appropriately completes the request."
@@ -22,23 +22,23 @@ _APPROPRIATELY = "Write a response that appropriately completes the request."
 def prompt_completion_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """`prompt` and `completion`, which carries loss: strings are plain text; beside media, or as lists, turns."""
     if pool is None and isinstance(value["prompt"], str) and isinstance(value["completion"], str):
-        return _continued(value["prompt"], value["completion"])
+        return _plain_pair(value["prompt"], value["completion"])
     prompt = _turns(value["prompt"], "prompt", "user")
     completion = _turns(value["completion"], "completion", "assistant")
     if not prompt or not completion:
         raise RecordError("schema", "no messages", "empty prompt or completion")
-    (asked, tools), (answered, more) = unfolded(prompt), unfolded(completion)
-    messages = read_messages([*asked, *answered], pool)
+    (prompt_turns, tools), (completion_turns, completion_tools) = unfold(prompt), unfold(completion)
+    messages = read_messages([*prompt_turns, *completion_turns], pool)
     return ConvertedRecord(
         tuple(
-            replace(message, train=False) if position < len(asked) and message.role == "assistant" else message
+            replace(message, train=False) if position < len(prompt_turns) and message.role == "assistant" else message
             for position, message in enumerate(messages)
         ),
-        tools=(*tools, *more),
+        tools=(*tools, *completion_tools),
     )
 
 
-def _continued(prompt: str, completion: str, how: str = "plain text") -> ConvertedRecord:
+def _plain_pair(prompt: str, completion: str, how: str = "plain text") -> ConvertedRecord:
     """A text and how it goes on, which pass through no chat template."""
     pairs = (("user", prompt), ("assistant", completion))
     return ConvertedRecord(
@@ -55,28 +55,28 @@ def _turns(item: object, name: str, role: str) -> list[Any]:
 def instruction_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """Alpaca: `instruction`, optional `input` below it, `output`; optional `history` of earlier pairs."""
     question = _string(value, "instruction")
-    given = _string(value, "input") if value.get("input") is not None else ""
-    if given:
-        question = f"{question}\n{given}" if question else given
+    extra = _string(value, "input") if value.get("input") is not None else ""
+    if extra:
+        question = f"{question}\n{extra}" if question else extra
     turns: list[dict[str, str]] = []
     for pair in as_list(value.get("history") or [], "history"):
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise RecordError("schema", "history is not a list of pairs", type(pair).__name__)
         turns += _exchange(*(_string({"history": text}, "history") for text in pair))
     messages = read_messages([*turns, *_exchange(question, _string(value, "output"))], pool)
-    return ConvertedRecord(messages, how="input one line below instruction" if given else "")
+    return ConvertedRecord(messages, how="input one line below instruction" if extra else "")
 
 
 def alpaca_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     """The same columns in the prompt that Alpaca was trained with: plain text, no chat template."""
     if pool is not None or value.get("history"):
         raise RecordError("schema", "media or history in Alpaca's prompt", "schema instruction takes them")
-    given = _string(value, "input") if value.get("input") is not None else ""
-    sections = {"Instruction": _string(value, "instruction"), "Input": given}
+    extra = _string(value, "input") if value.get("input") is not None else ""
+    sections = {"Instruction": _string(value, "instruction"), "Input": extra}
     paired = ", paired with an input that provides further context" if sections["Input"] else ""
     lead = f"Below is an instruction that describes a task{paired}. {_APPROPRIATELY}"
     written = "".join(f"\n\n### {name}:\n{text}" for name, text in sections.items() if text or name == "Instruction")
-    return _continued(f"{lead}{written}\n\n### Response:\n", _string(value, "output"), "### Instruction")
+    return _plain_pair(f"{lead}{written}\n\n### Response:\n", _string(value, "output"), "### Instruction")
 
 
 def question_answer_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
@@ -128,7 +128,7 @@ def tokens_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
         raise RecordError("schema", "no tokens", "input_ids is empty")
     if min(ids) < 0 or max(ids) > _LARGEST:
         raise RecordError("schema", "an id outside the vocabulary", f"input_ids: {_first_outside(ids)}")
-    if pool is not None or any(_filled(value.get(name)) for name in _OF_MEDIA):
+    if pool is not None or any(_has_value(value.get(name)) for name in _OF_MEDIA):
         raise RecordError("schema", "media beside input_ids", "images need the processor: use messages")
     _refuse_packs(value, len(ids))
     learned = [True] * len(ids)
@@ -140,7 +140,7 @@ def tokens_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
 
 
 def _masks(value: RawRecord, ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Which tokens carry loss, by each column that says so."""
+    """The loss mask of each column that has one."""
     if value.get("labels") is not None:
         labels = _numbers(value["labels"], "labels")
         for at, (label, own) in enumerate(zip(labels, ids, strict=False)):
@@ -186,7 +186,7 @@ def _numbers(item: object, name: str) -> tuple[int, ...]:
     return tuple(item)
 
 
-def _filled(item: object) -> bool:
+def _has_value(item: object) -> bool:
     return item is not None and (not isinstance(item, list | tuple) or bool(item))
 
 
@@ -195,14 +195,14 @@ def _first_outside(ids: Sequence[int]) -> int:
 
 
 def _spans(marked: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """Where spans begin and end.
+    """Start and end of each span of True.
 
     >>> _spans([True, False, True, True])
     ((0, 1), (2, 4))
     """
-    found, at = [], 0
+    spans, at = [], 0
     for learned, run in itertools.groupby(marked):
         begin, at = at, at + sum(1 for _ in run)
         if learned:
-            found.append((begin, at))
-    return tuple(found)
+            spans.append((begin, at))
+    return tuple(spans)

@@ -49,7 +49,7 @@ def objects_schema(value: RawRecord, pool: MediaPool | None, options: SchemaOpti
     scale = NORM_SCALES.get(options.emit_norm)
     if scale is not None:
         size = _positive(value.get("width"), "width"), _positive(value.get("height"), "height")
-        objects = [_normalised(item, size, scale) for item in objects]
+        objects = [_normalize(item, size, scale) for item in objects]
     answer = render_objects(objects, options.object_template)
     prompt = DEFAULT_PROMPT if options.object_prompt is None else options.object_prompt
     question = (*pool.take_rest(), *((Text(prompt),) if prompt else ()))
@@ -99,7 +99,7 @@ def order_objects(objects: list[AnnotatedObject], ordering: str, seed: int, reco
     return objects
 
 
-def _normalised(item: AnnotatedObject, size: tuple[float, float], scale: int) -> AnnotatedObject:
+def _normalize(item: AnnotatedObject, size: tuple[float, float], scale: int) -> AnnotatedObject:
     """Whole numbers from 0 to scale; what lies outside the image is put on its edge."""
     points = tuple(min(max(round(x / size[i % 2] * scale), 0), scale) for i, x in enumerate(item.points))
     return replace(item, points=points)

@@ -78,7 +78,7 @@ _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` 
 
 
 class Plan(NamedTuple):
-    """What can be said about a record from its column names alone, kept because most records share them."""
+    """Facts that follow from a record's column names alone; cached because most records share them."""
 
     schemas: tuple[tuple[str, tuple[str, ...]], ...]  # candidates with the columns each would use
     media: tuple[tuple[str, MediaKind], ...]  # aliases last
@@ -178,7 +178,7 @@ def _unknown(value: RawRecord) -> RecordError:
 
 
 def looks_like(value: RawRecord) -> str:
-    """Which names of columns, or places in them, would make it a schema.
+    """Suggest which renamed columns, or places in them, would make it match a schema.
 
     >>> looks_like({"query": "2+2?", "Response": "4"})
     'looks like: --columns query=question,Response=answer'
@@ -188,7 +188,7 @@ def looks_like(value: RawRecord) -> str:
     texts = {name.lower(): place for name in value if isinstance(name, str) and (place := _text_in(name, value[name]))}
     chats = {name.lower(): name for name, item in value.items() if isinstance(item, list) and isinstance(name, str)}
     plain = {name: place for name, place in texts.items() if not place.endswith(".0")}  # columns of a whole table, else
-    found = {
+    places = {
         ours: names[like]
         for ours, alike in _ALIKE.items()
         for names in [{"messages": chats, "answer": texts, "caption": texts}.get(ours, plain)]
@@ -197,20 +197,20 @@ def looks_like(value: RawRecord) -> str:
     if "cls" in texts and not texts.keys() & {"text", "caption"}:
         return f"looks like: --columns {texts['cls']}=text, which trains on the class name as written"
     asked = "options" not in value and "choices" not in value
-    if "messages" in found:
+    if "messages" in places:
         wanted = {"messages": "messages", "system": "system"}
-    elif "question" in found and "answer" in found and asked:
+    elif "question" in places and "answer" in places and asked:
         wanted = {"question": "question", "answer": "answer", "system": "system"}
-        if found.get("input", found["question"]) != found["question"]:
+        if places.get("input", places["question"]) != places["question"]:
             wanted = {"question": "instruction", "input": "input", "answer": "output", "system": "system"}
     else:
         wanted = {"caption": "caption"}
-    pairs = [f"{found[kind]}={ours}" for kind, ours in wanted.items() if found.get(kind, ours) != ours]
+    pairs = [f"{places[kind]}={ours}" for kind, ours in wanted.items() if places.get(kind, ours) != ours]
     return f"looks like: --columns {','.join(pairs)}" if pairs else ""
 
 
 def _text_in(name: str, item: Any) -> str:
-    """Where a column has its text: itself, the first of a list, or `text` of an object."""
+    """The place of a column's text: itself, the first of a list, or `text` of an object."""
     if isinstance(item, Mapping):
         return _text_in(f"{name}.text", item.get("text"))
     if isinstance(item, list | tuple):

@@ -33,7 +33,7 @@ def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
     """The limits that a part of a message, or an item of a media column, gives its medium."""
     if LIMIT_KEYS.isdisjoint(part):
         return None
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for key in LIMIT_KEYS.intersection(part):
         value = part[key]
         if value is None:
@@ -41,19 +41,21 @@ def read_limits(part: RawRecord, kind: MediaKind) -> PartLimits | None:
         name = PART_LIMITS[kind].get(key)
         if name is None:
             known = ", ".join(PART_LIMITS[kind]) or "none"
-            raise RecordError("schema", "an unknown limit in a part", f"{key} of {a_kind(kind)}; known are {known}")
+            raise RecordError(
+                "schema", "an unknown limit in a part", f"{key} of {with_article(kind)}; known are {known}"
+            )
         whole = isinstance(value, int) or (isinstance(value, float) and (name == "fps" or value.is_integer()))
-        if not whole or isinstance(value, bool) or not 0 < value < 1e12 or found.get(name, value) != value:
+        if not whole or isinstance(value, bool) or not 0 < value < 1e12 or limits.get(name, value) != value:
             raise RecordError("schema", "a limit in a part is not a usable number", f"{key}: {ascii(value)[:60]}")
-        found[name] = value if name == "fps" else int(value)
-    resized = ("resized_height" in found) + ("resized_width" in found)
-    if resized == 1 or (resized and len(found) > 2) or {"fps", "num_frames"} <= found.keys():
-        detail = f"{', '.join(sorted(found))}: resized_height goes only with resized_width, and fps excludes nframes"
+        limits[name] = value if name == "fps" else int(value)
+    resized = ("resized_height" in limits) + ("resized_width" in limits)
+    if resized == 1 or (resized and len(limits) > 2) or {"fps", "num_frames"} <= limits.keys():
+        detail = f"{', '.join(sorted(limits))}: resized_height goes only with resized_width, and fps excludes nframes"
         raise RecordError("schema", "limits in a part contradict each other", detail)
-    return PartLimits(**found) if found else None
+    return PartLimits(**limits) if limits else None
 
 
-def a_kind(kind: MediaKind) -> str:
+def with_article(kind: MediaKind) -> str:
     """The kind with its article."""
     return f"{'a' if kind == 'video' else 'an'} {kind}"
 
@@ -68,7 +70,7 @@ def make_ref(kind: MediaKind, item: object) -> MediaRef:
     if isinstance(item, str):
         return _from_string(kind, item)
     if isinstance(item, bytes | bytearray | memoryview):
-        return MediaRef(name=f"inline {kind}", data=_bounded(bytes(item)))
+        return MediaRef(name=f"inline {kind}", data=_require_bounded(bytes(item)))
     if isinstance(item, Mapping):
         return _from_mapping(kind, item)
     if isinstance(item, list | tuple) and kind == "video":
@@ -105,7 +107,7 @@ def from_base64(body: str, name: str) -> MediaRef:
         raise RecordError("media", "broken base64", f"{name!a}: {error}") from None
 
 
-def _bounded(data: bytes) -> bytes:
+def _require_bounded(data: bytes) -> bytes:
     if len(data) > MAX_INLINE_BYTES:
         raise RecordError("media", "inline media too large", f"{len(data)} bytes")
     return data
@@ -117,7 +119,9 @@ def _from_mapping(kind: MediaKind, item: RawRecord) -> MediaRef:
     if data is not None:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise RecordError("schema", "a media reference has the wrong type", f"bytes: {type(data).__name__}")
-        return MediaRef(name=path if isinstance(path, str) and path else f"inline {kind}", data=_bounded(bytes(data)))
+        return MediaRef(
+            name=path if isinstance(path, str) and path else f"inline {kind}", data=_require_bounded(bytes(data))
+        )
     for inner in (path, item.get("url")):
         if inner is not None:
             if not isinstance(inner, str):
@@ -203,7 +207,7 @@ class MediaPool:
         return None
 
     def left(self) -> list[tuple[MediaKind, int]]:
-        """How many media of each kind nobody has asked for."""
+        """Number of media of each kind that no message has used."""
         columns, attached = self._columns, self._free
         counts = {
             kind: len(columns.get(kind, ())) - self._taken[kind] + len(attached.get((kind, None), ())) for kind in KINDS
@@ -225,7 +229,7 @@ class MediaPool:
 
 
 def _extension(name: str) -> str:
-    """What follows the last dot; the whole name where there is none."""
+    """The text after the last dot; the whole name if there is none."""
     return name.rpartition(".")[2].lower()
 
 
@@ -238,7 +242,7 @@ def gather(
     value: RawRecord, columns: tuple[tuple[str, MediaKind], ...], attached: Mapping[str, MediaRef]
 ) -> MediaPool | None:
     """The pool of a record, or None for a record without any medium outside its messages."""
-    found: dict[MediaKind, list[object]] = {}
+    items: dict[MediaKind, list[object]] = {}
     named: dict[MediaKind, str] = {}
     beside = {attached_kind(key, ref) for key, ref in attached.items()}
     for column, kind in columns:
@@ -251,5 +255,5 @@ def gather(
         if kind in named:
             raise RecordError("schema", "two columns for the same kind of media", f"{column} and {named[kind]}")
         named[kind] = column
-        found[kind] = list(item) if isinstance(item, list | tuple) else [item]
-    return MediaPool(found, attached) if any(found.values()) or attached else None
+        items[kind] = list(item) if isinstance(item, list | tuple) else [item]
+    return MediaPool(items, attached) if any(items.values()) or attached else None

@@ -112,17 +112,17 @@ def apply_formatting(function: Formatting, value: RawRecord) -> dict[str, object
     A list of messages keeps the media columns of the raw record; a returned dict is taken as it is. The id stays.
     """
     try:
-        made = function(dict(value))
+        result = function(dict(value))
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"[:300]
         raise RecordError("formatting", "the formatting function raised", detail) from error
-    kept = {name: value[name] for name in ID_COLUMNS if name in value}
-    if isinstance(made, list | tuple):
-        kept |= {name: value[name] for name in (*MEDIA_COLUMNS, *MEDIA_ALIASES) if name in value}
-        return {**kept, "messages": made}
-    if isinstance(made, Mapping) and made.get("messages") is not None:
-        return {**kept, **made}
-    raise RecordError("formatting", "the formatting function returned no messages", type(made).__name__)
+    fields = {name: value[name] for name in ID_COLUMNS if name in value}
+    if isinstance(result, list | tuple):
+        fields |= {name: value[name] for name in (*MEDIA_COLUMNS, *MEDIA_ALIASES) if name in value}
+        return {**fields, "messages": result}
+    if isinstance(result, Mapping) and result.get("messages") is not None:
+        return {**fields, **result}
+    raise RecordError("formatting", "the formatting function returned no messages", type(result).__name__)
 
 
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
@@ -171,10 +171,10 @@ def to_record(
     if not isinstance(value, Mapping):
         raise RecordError("schema", "a record is not an object", type(value).__name__)
     if options.columns:
-        value = _renamed(value, options.columns)
+        value = _rename_columns(value, options.columns)
     if formatting is not None:
         value = apply_formatting(formatting, value)
-    value = _parsed(value)
+    value = _parse_lists(value)
     if entry.padded:
         value = without_nulls(value, TURNS)
     plan = plan_for(value)
@@ -195,15 +195,15 @@ def to_record(
     messages = draft.messages
     if "system" in value and name not in ("text", "tokens"):
         messages = _with_system(value, messages, plain=draft.plain)
-    found = unread_items(value, name)
-    if found:
-        refuse_lookalikes(found, None if text_only else messages)
+    unread_columns = unread_items(value, name)
+    if unread_columns:
+        refuse_lookalikes(unread_columns, None if text_only else messages)
     if not text_only:
         refuse_markers(messages)
     if plan.flags and not carries_loss(value, [flag for flag in plan.flags if is_flag(value[flag])], "record"):
         raise RecordError("loss", "no supervised tokens", "a flag of the whole record")
-    if found and unread is not None:
-        unread.take(dict.fromkeys(name for name, _ in found), record_id)
+    if unread_columns and unread is not None:
+        unread.take(dict.fromkeys(name for name, _ in unread_columns), record_id)
     if schemas is not None:
         schemas[f"{name} ({draft.how})" if draft.how else name] += 1
     variables = None
@@ -223,17 +223,17 @@ def to_record(
     )
 
 
-def _parsed(value: RawRecord) -> RawRecord:
+def _parse_lists(value: RawRecord) -> RawRecord:
     """The record with its chat and its media as lists, where a table keeps them as texts of JSON."""
     for column in ("messages", "conversations", "images", "videos", "audios"):
         item = value.get(column)
         if isinstance(item, str) and item.lstrip().startswith("["):
             try:
-                found = json.loads(item)
+                items = json.loads(item)
             except (ValueError, RecursionError):  # the schema says that it is no list
                 continue
-            if isinstance(found, list):
-                value = {**value, column: found}
+            if isinstance(items, list):
+                value = {**value, column: items}
     return value
 
 
@@ -241,35 +241,35 @@ def _record_id(plan: Plan, value: RawRecord, origin: str) -> str:
     """The data's own id where it is a text or a whole number, else where the record was found."""
     if plan.id_column is None:
         return origin
-    found = value[plan.id_column]
-    if isinstance(found, str) and found:
+    data_id = value[plan.id_column]
+    if isinstance(data_id, str) and data_id:
         # ids are written to tables, which take no lone surrogates
-        return found if found.isascii() else found.encode("utf-8", "backslashreplace").decode()
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
+        return data_id if data_id.isascii() else data_id.encode("utf-8", "backslashreplace").decode()
+    if isinstance(data_id, int) and not isinstance(data_id, bool):
+        return str(data_id)
     return origin
 
 
-def _renamed(value: RawRecord, columns: Mapping[str, str]) -> dict[str, object]:
+def _rename_columns(value: RawRecord, columns: Mapping[str, str]) -> dict[str, object]:
     """The record under the names used here; a renamed column wins over one that already has the name.
 
-    >>> _renamed({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
+    >>> _rename_columns({"id": 7, "answers": {"text": ["one", "two"]}}, {"answers.text.0": "answer"})
     {'id': 7, 'answer': 'one'}
     """
-    found, taken = {}, set()
+    renamed, replaced = {}, set()
     for theirs, ours in columns.items():
         name, *inner = [theirs] if theirs in value else theirs.split(".")
         item: object = value.get(name)
         for key in inner:
-            item = _inside(item, key)
+            item = _lookup(item, key)
         if name in value and (item is not None or not inner):
-            found[ours] = item
-            taken.add(name)
-    return {name: item for name, item in value.items() if name not in taken} | found
+            renamed[ours] = item
+            replaced.add(name)
+    return {name: item for name, item in value.items() if name not in replaced} | renamed
 
 
-def _inside(item: object, key: str) -> object:
-    """What an object has under a key, or a list at a place; None where there is nothing."""
+def _lookup(item: object, key: str) -> object:
+    """The value of an object's key, or of a list's index; None if there is none."""
     if isinstance(item, Mapping):
         return item.get(key)
     if isinstance(item, list | tuple) and key.isdecimal() and int(key) < len(item):

@@ -54,28 +54,28 @@ _CONTENT = ("role", "content", "from", "value")
 # ---- turns
 
 
-def unfolded(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
-    """The turns as OpenAI writes them, and the tool definitions that stood in them."""
+def unfold(turns: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+    """The turns in OpenAI's form, and the tool definitions that they contained."""
     for turn in turns:
         if _is_folded(turn):
             break
     else:
         return turns, []
-    found: list[Any] = []
+    unfolded_turns: list[Any] = []
     tools: list[Any] = []
     for turn in turns:
         if not _is_folded(turn):
-            found.append(turn)
+            unfolded_turns.append(turn)
         elif _is_exchange(turn):
             rest = {key: item for key, item in turn.items() if key not in _EXCHANGE}
-            asked = turn.get("user") if turn.get("user") is not None else turn.get("human")
-            found += [{**rest, "role": "user", "content": asked}]
-            found += [{**rest, "role": "assistant", "content": turn["assistant"]}]
+            question = turn.get("user") if turn.get("user") is not None else turn.get("human")
+            unfolded_turns += [{**rest, "role": "user", "content": question}]
+            unfolded_turns += [{**rest, "role": "assistant", "content": turn["assistant"]}]
         elif (role := _role(turn)) in CALL_ROLES:
-            _add_calls(found, turn, role)
+            _add_calls(unfolded_turns, turn, role)
         else:
-            found += _from_blocks(turn, tools)
-    return found, tools
+            unfolded_turns += _from_blocks(turn, tools)
+    return unfolded_turns, tools
 
 
 def _is_folded(turn: object) -> bool:
@@ -102,43 +102,43 @@ def _role(turn: RawRecord) -> Any:
     return role if isinstance(role, str) else None
 
 
-def _add_calls(found: list[Any], turn: RawRecord, role: str) -> None:
+def _add_calls(turns: list[Any], turn: RawRecord, role: str) -> None:
     """A turn that is calls. ms-swift's belong to the answer before them, and to those beside them."""
     content = turn.get("content") or turn.get("value")
-    calls = parsed(content, "a tool call is not JSON")
+    calls = parse_json(content, "a tool call is not JSON")
     calls = list(calls) if isinstance(calls, list | tuple) else [calls]
     rest = {key: item for key, item in turn.items() if key not in _CONTENT}
-    before = found[-1] if found else None
-    if role == "tool_call" and isinstance(before, Mapping) and _role(before) in ("assistant", "gpt"):
-        if any(before.get(flag) != rest.get(flag) for flag in LOSS_FLAGS):
+    previous = turns[-1] if turns else None
+    if role == "tool_call" and isinstance(previous, Mapping) and _role(previous) in ("assistant", "gpt"):
+        if any(previous.get(flag) != rest.get(flag) for flag in LOSS_FLAGS):
             raise RecordError("schema", _PART_LOSS, "an answer and its tool calls")
-        earlier = parsed(before.get("tool_calls") or [], "a tool call is not JSON")
+        earlier = parse_json(previous.get("tool_calls") or [], "a tool call is not JSON")
         if not isinstance(earlier, list | tuple):
             raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(earlier).__name__}")
-        found[-1] = _with(rest, {**before, "tool_calls": [*earlier, *calls]})
+        turns[-1] = _merge_keys(rest, {**previous, "tool_calls": [*earlier, *calls]})
     else:
-        found.append(_with(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
+        turns.append(_merge_keys(rest, {"role": "assistant", "content": None, "tool_calls": calls}))
 
 
-def _with(rest: RawRecord, made: RawRecord) -> dict[str, Any]:
-    """What was made of a turn with the rest of its keys, which must not say the same once more."""
+def _merge_keys(rest: RawRecord, extras: RawRecord) -> dict[str, Any]:
+    """Merge the converted keys of a turn with the rest, which must not repeat them."""
     for key in EXTRA_KEYS:
-        if key in made and rest.get(key):
+        if key in extras and rest.get(key):
             raise RecordError("schema", "two kinds of tool calls or reasoning in one message", key)
-    return {**rest, **made}
+    return {**rest, **extras}
 
 
 def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
-    """One turn for what a message says, one for each tool's answer in it, in their order."""
+    """Split a message into one turn for its content and one for each tool's answer, in order."""
     content = turn.get("content") or turn.get("value")
     assert content is not None
     rest = {key: item for key, item in turn.items() if key not in _CONTENT}
     parts: list[Any] = []
-    made: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if not isinstance(kind, str) or kind not in BLOCKS:
-            if "tool_calls" in made:
+            if "tool_calls" in message:
                 raise RecordError("schema", "a part after a tool call", "templates write calls after the content")
             parts.append(part)
             continue
@@ -147,11 +147,11 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
         item = part.get(BLOCKS[kind])
         item = part.get("value") if item is None else item
         if kind in ("reasoning", "thinking"):
-            if made or parts:
+            if message or parts:
                 raise RecordError("schema", "reasoning after the answer has started", "templates write it before")
-            made["reasoning_content"] = item
+            message["reasoning_content"] = item
         elif kind == "tools":
-            definitions = parsed(item, "tool definitions are not JSON") or []
+            definitions = parse_json(item, "tool definitions are not JSON") or []
             if not isinstance(definitions, list | tuple):
                 raise RecordError("schema", "tool definitions are not a list", type(definitions).__name__)
             tools += definitions
@@ -159,18 +159,18 @@ def _from_blocks(turn: RawRecord, tools: list[Any]) -> Iterator[dict[str, Any]]:
             if parts:
                 yield {**rest, "role": _role(turn), "content": parts}
                 parts = []
-            yield {**rest, "role": "tool", "content": item if item is not None else "", **_answered(part)}
+            yield {**rest, "role": "tool", "content": item if item is not None else "", **_answer_id(part)}
         elif kind == "tool_use":
             call = {"id": part.get("id"), "name": part.get("name"), "arguments": item}
-            made.setdefault("tool_calls", []).append(call)
+            message.setdefault("tool_calls", []).append(call)
         else:
-            calls = parsed(item, "a tool call is not JSON")
-            made.setdefault("tool_calls", []).extend(calls if isinstance(calls, list | tuple) else [calls])
-    if parts or made:
-        yield _with(rest, {**made, "role": _role(turn), "content": parts or None})
+            calls = parse_json(item, "a tool call is not JSON")
+            message.setdefault("tool_calls", []).extend(calls if isinstance(calls, list | tuple) else [calls])
+    if parts or message:
+        yield _merge_keys(rest, {**message, "role": _role(turn), "content": parts or None})
 
 
-def _answered(part: RawRecord) -> dict[str, Any]:
+def _answer_id(part: RawRecord) -> dict[str, Any]:
     return {"tool_call_id": part["tool_use_id"]} if part.get("tool_use_id") is not None else {}
 
 
@@ -189,17 +189,17 @@ def read_extras(turn: RawRecord, role: str) -> Extras | None:
                 "schema", "two kinds of tool calls or reasoning in one message", "tool_calls and function_call"
             )
         calls = [older]
-    calls = parsed(calls, "a tool call is not JSON") if isinstance(calls, str) else calls
+    calls = parse_json(calls, "a tool call is not JSON") if isinstance(calls, str) else calls
     if calls and not isinstance(calls, list | tuple):
         raise RecordError("schema", "a tool call is not an object", f"tool_calls: {type(calls).__name__}")
-    said = {key: text for key in REASONING_KEYS if (text := _text(turn.get(key), key))}
-    if len(set(said.values())) > 1:
-        raise RecordError("schema", "two kinds of tool calls or reasoning in one message", " and ".join(said))
-    if not calls and not said:
+    reasoning = {key: text for key in REASONING_KEYS if (text := _text(turn.get(key), key))}
+    if len(set(reasoning.values())) > 1:
+        raise RecordError("schema", "two kinds of tool calls or reasoning in one message", " and ".join(reasoning))
+    if not calls and not reasoning:
         return None
     if role != "assistant":
         raise RecordError("schema", "tool calls or reasoning of a role that is not the assistant's", role)
-    return Extras(tool_calls=tuple(map(_call, calls or ())), reasoning=next(iter(said.values()), None))
+    return Extras(tool_calls=tuple(map(_call, calls or ())), reasoning=next(iter(reasoning.values()), None))
 
 
 def _text(item: object, key: str) -> str | None:
@@ -220,7 +220,7 @@ def _call(item: object) -> ToolCall:
         raise RecordError("schema", "a tool call has no name", f"keys {list(item)[:5]!a}")
     arguments = function.get("arguments")
     if isinstance(arguments, str) and arguments.strip():
-        arguments = parsed(arguments, "a tool call's arguments are not JSON")
+        arguments = parse_json(arguments, "a tool call's arguments are not JSON")
     if arguments is None or arguments == "":
         arguments = {}
     if not isinstance(arguments, Mapping):
@@ -231,12 +231,12 @@ def _call(item: object) -> ToolCall:
 # ---- what a record has beside its messages
 
 
-def read_variables(value: RawRecord, said: Sequence[Any]) -> Variables | None:
-    """The tool definitions and template arguments of a record; `said` are definitions that its messages hold."""
+def read_variables(value: RawRecord, in_messages: Sequence[Any]) -> Variables | None:
+    """The tool definitions and template arguments of a record; `in_messages` are definitions that its messages hold."""
     columns = [name for name in TOOL_COLUMNS if value.get(name)]
-    if len(columns) + bool(said) > 1:
+    if len(columns) + bool(in_messages) > 1:
         raise RecordError("schema", "two columns of tool definitions", " and ".join(columns) or "columns and parts")
-    tools = parsed(value[columns[0]], "tool definitions are not JSON") if columns else list(said)
+    tools = parse_json(value[columns[0]], "tool definitions are not JSON") if columns else list(in_messages)
     if not isinstance(tools, list | tuple):
         raise RecordError("schema", "tool definitions are not a list", type(tools).__name__)
     kwargs = _kwargs(value.get(KWARGS_COLUMN))
@@ -247,7 +247,7 @@ def read_variables(value: RawRecord, said: Sequence[Any]) -> Variables | None:
 
 def _definition(tool: object) -> object:
     """A tool as OpenAI and transformers have it; a bare function (glaive, Anthropic, `functions`) is put into one."""
-    tool = parsed(tool, "tool definitions are not JSON") if isinstance(tool, str) else tool
+    tool = parse_json(tool, "tool definitions are not JSON") if isinstance(tool, str) else tool
     if not isinstance(tool, Mapping):
         raise RecordError("schema", "a tool definition is not an object", type(tool).__name__)
     if "function" in tool or not isinstance(tool.get("name"), str):
@@ -258,7 +258,7 @@ def _definition(tool: object) -> object:
 
 def _kwargs(item: object) -> tuple[tuple[str, Scalar], ...]:
     if isinstance(item, str) and item:
-        item = parsed(item, "chat_template_kwargs are not JSON")
+        item = parse_json(item, "chat_template_kwargs are not JSON")
     if not item:
         return ()
     if not isinstance(item, Mapping) or len(item) > _MOST_KWARGS:
@@ -277,24 +277,26 @@ def _kwargs(item: object) -> tuple[tuple[str, Scalar], ...]:
 
 def without_nulls(value: RawRecord, turns: Sequence[str]) -> RawRecord:
     """A row of a table less the keys that it has only because other rows have them, where they would be written out."""
-    found = {name: _less(value[name]) for name in (*TOOL_COLUMNS, KWARGS_COLUMN) if value.get(name)}
+    cleaned = {name: _drop_nulls(value[name]) for name in (*TOOL_COLUMNS, KWARGS_COLUMN) if value.get(name)}
     for name in turns:
         if isinstance(value.get(name), list | tuple):
-            found[name] = [
-                _less(turn) if isinstance(turn, Mapping) and (turn.get("tool_calls") or _is_folded(turn)) else turn
+            cleaned[name] = [
+                _drop_nulls(turn)
+                if isinstance(turn, Mapping) and (turn.get("tool_calls") or _is_folded(turn))
+                else turn
                 for turn in value[name]
             ]
-    return {**value, **found} if found else value
+    return {**value, **cleaned} if cleaned else value
 
 
-def _less(item: Any) -> Any:
+def _drop_nulls(item: Any) -> Any:
     if isinstance(item, Mapping):
-        return {key: _less(one) for key, one in item.items() if one is not None}
-    return [_less(one) for one in item] if isinstance(item, list | tuple) else item
+        return {key: _drop_nulls(one) for key, one in item.items() if one is not None}
+    return [_drop_nulls(one) for one in item] if isinstance(item, list | tuple) else item
 
 
-def parsed(item: Any, reason: str) -> Any:
-    """What a text of JSON says; anything else as it is."""
+def parse_json(item: Any, reason: str) -> Any:
+    """Parse a text as JSON; return anything else unchanged."""
     if not isinstance(item, str):
         return item
     try:

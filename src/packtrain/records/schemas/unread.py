@@ -23,7 +23,7 @@ from packtrain.records.schemas.recognise import (
     SCHEMA_COLUMNS,
     is_flag,
 )
-from packtrain.records.schemas.references import LIMIT_KEYS, a_kind
+from packtrain.records.schemas.references import LIMIT_KEYS, with_article
 from packtrain.records.schemas.tools import ANSWER_KEYS, BLOCK_KEYS, BLOCKS, KWARGS_COLUMN, TOOL_COLUMNS
 from packtrain.records.source import MEDIA_ENDINGS, RawRecord
 
@@ -106,10 +106,10 @@ class UnreadNames:
             elif len(self._found) < _MOST_NAMES:
                 self._found[name] = [1, record_id]
 
-    def handed_over(self) -> dict[str, list[Any]]:
+    def drain(self) -> dict[str, list[Any]]:
         """Number of records and the first one's id by name, of all since the last call."""
-        found, self._found = self._found, {}
-        return found
+        counts, self._found = self._found, {}
+        return counts
 
 
 def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
@@ -118,35 +118,35 @@ def unread_items(value: RawRecord, schema: str) -> list[tuple[str, object]]:
     >>> unread_items({"id": 1, "messages": [{"role": "user", "content": "x", "mood": "good"}], "rating": 5}, "messages")
     [('rating', 5), ('messages[].mood', 'good')]
     """
-    found = [
+    unread = [
         (str(name), value[name])
         for name in _unread_columns(tuple(value), schema)
-        if _filled(value[name]) and not (name in LOSS_FLAGS and is_flag(value[name]))
+        if _has_value(value[name]) and not (name in LOSS_FLAGS and is_flag(value[name]))
     ]
     columns = [name for name in _TURNS.get(schema, ()) if value.get(name) is not None]
     for column in columns if schema == "prompt_completion" else columns[:1]:
         if isinstance(turns := value[column], list | tuple):
-            found += _unread_in_turns(turns, column)
-    found += [(name, value[name]) for name in columns[1:] if schema != "prompt_completion"]
-    return found
+            unread += _unread_in_turns(turns, column)
+    unread += [(name, value[name]) for name in columns[1:] if schema != "prompt_completion"]
+    return unread
 
 
-def refuse_lookalikes(found: Iterable[tuple[str, object]], messages: Sequence[Message] | None) -> None:
+def refuse_lookalikes(unread: Iterable[tuple[str, object]], messages: Sequence[Message] | None) -> None:
     """Refuse a record of which something unread looks like loss control, or like a medium of a kind that `messages` do
     not show; None for a model that takes no media."""
-    for name, item in found:
+    for name, item in unread:
         words = {word.lower() for word in _WORD.findall(name.rpartition(".")[2])}
         if words & _LOSS_WORDS and not words & _ABOUT and is_flag(item):
-            detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_way(name, 'weight')}"
+            detail = f"{name}: {ascii(item)[:40]}; known are {', '.join(LOSS_FLAGS)}{_rename_hint(name, 'weight')}"
             raise RecordError("schema", "a column or key that looks like loss control is not read", detail)
         kind = _medium_in(item, words) if messages is not None else None
         if kind and messages is not None and not any(kind == shown.kind for shown in _media(messages)):
-            reason = f"a column or key that looks like {a_kind(kind)} is not read"
-            raise RecordError("schema", reason, name + _way(name, kind))
+            reason = f"a column or key that looks like {with_article(kind)} is not read"
+            raise RecordError("schema", reason, name + _rename_hint(name, kind))
 
 
-def _way(name: str, ours: str) -> str:
-    """What to do about a column; keys of messages cannot be renamed."""
+def _rename_hint(name: str, ours: str) -> str:
+    """Hint how to rename a column; keys of messages cannot be renamed."""
     return "" if "[]" in name else f"; looks like: --columns {name}={ours}, or {name}=uid if it is something else"
 
 
@@ -158,19 +158,19 @@ def _medium_in(item: object, words: set[str]) -> MediaKind | None:
     """The kind of medium that something seems to be, by itself or by the words of its name."""
     if isinstance(item, list | tuple):
         item = next((one for one in item if one is not None), None)
-    said = next((kind for kind, known in _MEDIA_WORDS.items() if words & known and not words & _ABOUT), None)
+    guess = next((kind for kind, hints in _MEDIA_WORDS.items() if words & hints and not words & _ABOUT), None)
     if isinstance(item, Mapping):
         data = item.get("bytes") is not None and "path" in item  # as the datasets package keeps images
-        item, said = next((item[key] for key in _INNER if item.get(key)), None), said or ("image" if data else None)
+        item, guess = next((item[key] for key in _INNER if item.get(key)), None), guess or ("image" if data else None)
     if isinstance(item, bytes | bytearray | memoryview):
-        return said
+        return guess
     if not isinstance(item, str) or len(item) < 3:
         return None
     if item.startswith("data:"):
         return next((kind for kind in _MEDIA_WORDS if item.startswith(f"data:{kind}/")), None)
     ending = _ENDING.fullmatch(item[item.rfind(".") :]) if "\n" not in item else None
     kind = MEDIA_ENDINGS.get(ending[1].lower()) if ending and ending[1] != "ts" else None  # also that of TypeScript
-    return kind or (said if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
+    return kind or (guess if not re.search(r"\s", item) and ("/" in item or len(item) > 200) else None)
 
 
 def _unread_in_turns(turns: Iterable[RawRecord], column: str) -> Iterator[tuple[str, object]]:
@@ -186,7 +186,7 @@ def _unread_in_turns(turns: Iterable[RawRecord], column: str) -> Iterator[tuple[
 
 
 def _unread_keys(item: RawRecord, kind: str, where: str) -> Iterator[tuple[str, object]]:
-    return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _filled(item[key]))
+    return ((f"{where}.{key}", item[key]) for key in _unknown(tuple(item), kind) if _has_value(item[key]))
 
 
 def _kind(turn: RawRecord) -> str:
@@ -198,7 +198,7 @@ def _kind(turn: RawRecord) -> str:
     return "from" if turn.get("role") is None and turn.get("content") is None else "role"
 
 
-def _filled(item: object) -> bool:
+def _has_value(item: object) -> bool:
     """Tables give every record all columns and keys."""
     return item is not None and not (isinstance(item, str | bytes | list | tuple | dict) and not item)
 

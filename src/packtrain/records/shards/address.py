@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.public import public
-from packtrain.core.retries import Answer, Unreachable, retried
+from packtrain.core.retries import Answer, Unreachable, retry
 from packtrain.core.secrets import with_secrets
 
 READ = 1 << 20  # bytes asked for at once
@@ -44,7 +44,7 @@ _PASSING = (408, 425, 429)  # and all from 500 on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What tells one content of a file from another, as far as its file system says."""
+    """Identifies the content of a file, as far as its file system can."""
 
     size: int | None  # as stored, so compressed where the file is
     stamp: str
@@ -93,19 +93,19 @@ def identify(path: str, pauses: Sequence[float] = PAUSES) -> Identity:
 
 
 def remote_state(url: str, pauses: Sequence[float] = PAUSES) -> dict[str, object]:
-    """What identifies a remote file, for fingerprints; one that is not there is a state too."""
+    """The state of a remote file for fingerprints; a missing file is a state too."""
     try:
         with reaching(url):
-            found = identify(url, pauses)
+            identity = identify(url, pauses)
     except RecordError:
         return {"missing": True}
-    return {"size": found.size, "version": found.stamp}
+    return {"size": identity.size, "version": identity.stamp}
 
 
 def with_retries(path: str, ask: Callable[[], Answer], pauses: Sequence[float]) -> Answer:
-    """What a file system answers, through faults that pass. RecordError where there is no file, Unreachable at last."""
+    """Ask a file system, retrying transient faults. RecordError if there is no file, Unreachable in the end."""
     try:
-        return retried(ask, pauses, passes=_may_pass)
+        return retry(ask, pauses, passes=_may_pass)
     except (*_OURS, _Changed):
         raise
     except Exception as error:
@@ -138,9 +138,9 @@ def _may_pass(error: Exception) -> bool:
 
 def _status(error: BaseException) -> int | None:
     """The HTTP status of an error or of its cause, where there is one."""
-    found = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(found, int) and found >= 100:
-        return found
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int) and status >= 100:
+        return status
     return _status(error.__cause__) if error.__cause__ is not None else None
 
 
@@ -152,22 +152,22 @@ def _lasting_fault(path: str, error: Exception, attempts: int) -> RecordError | 
     if missing or status in _NOT_THERE:
         return missing_file(path, error)
     if status is not None:
-        found = ("access denied, " if status in _REFUSED else "") + f"HTTP {status}"
+        fault = ("access denied, " if status in _REFUSED else "") + f"HTTP {status}"
     elif isinstance(cause or error, TimeoutError):
-        found = f"the server sent nothing for {_read_timeout():g} s (${READ_TIMEOUT})"
+        fault = f"the server sent nothing for {_read_timeout():g} s (${READ_TIMEOUT})"
     else:
-        found = in_one_line(cause or error)
-    return Unreachable(f"{path}: {found}" + (f", in each of {attempts} attempts" if attempts > 1 else ""))
+        fault = in_one_line(cause or error)
+    return Unreachable(f"{path}: {fault}" + (f", in each of {attempts} attempts" if attempts > 1 else ""))
 
 
 def _read_timeout() -> float:
-    given = os.environ.get(READ_TIMEOUT) or str(SECONDS)
+    text = os.environ.get(READ_TIMEOUT) or str(SECONDS)
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ConfigError(READ_TIMEOUT, got=given, expected="a number of seconds")
+        raise ConfigError(READ_TIMEOUT, got=text, expected="a number of seconds")
     return seconds
 
 
@@ -180,10 +180,10 @@ def _patience(url: str, settings: Any) -> dict[str, object]:
 
     seconds = _read_timeout()
     timeout = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
-    given: dict[str, Any] = {}
+    client_kwargs: dict[str, Any] = {}
     for scheme in ("http", "https"):
-        given |= settings.get(scheme, {}).get("client_kwargs", {})
-    return {scheme: {"client_kwargs": {"timeout": timeout, **given}} for scheme in schemes}
+        client_kwargs |= settings.get(scheme, {}).get("client_kwargs", {})
+    return {scheme: {"client_kwargs": {"timeout": timeout, **client_kwargs}} for scheme in schemes}
 
 
 def _identify(path: str) -> Identity:
@@ -194,15 +194,15 @@ def _identify(path: str) -> Identity:
         return _local_identity(state)
     system, inner = file_system(path)
     try:
-        found = system.info(inner)
+        info = system.info(inner)
     except NotImplementedError:
         return Identity(size=None, stamp="")  # a source that can only be read
-    if found.get("type") == "directory":
+    if info.get("type") == "directory":
         raise RecordError("read", NOT_A_FILE, path)
-    size = found.get("size")
+    size = info.get("size")
     size = int(size) if isinstance(size, (int, float)) else None
-    names = [name for name in _STAMPS if found.get(name)] or [name for name in _TIMES if found.get(name)]
-    text = json.dumps([size, {name: str(found[name]) for name in names}])
+    names = [name for name in _STAMPS if info.get(name)] or [name for name in _TIMES if info.get(name)]
+    text = json.dumps([size, {name: str(info[name]) for name in names}])
     return Identity(size=size, stamp=hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
@@ -302,8 +302,8 @@ def _open_at(path: str, position: int) -> BinaryIO:
 def missing_file(path: str, error: Exception) -> RecordError:
     """A file that is not there, or that we may not read."""
     status = _status(error)
-    said = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
-    return RecordError("read", CANNOT_OPEN, f"{path}: {said}")
+    problem = f"HTTP {status}" if status else getattr(error, "strerror", None) or type(error).__name__
+    return RecordError("read", CANNOT_OPEN, f"{path}: {problem}")
 
 
 def unreadable(error: OSError) -> RecordError:
@@ -325,21 +325,21 @@ def list_remote(names: Sequence[str], endings: tuple[str, ...]) -> list[str]:
 
     A name without wildcards stays even where nothing is there: a missing shard must be noticed, not left out.
     """
-    found: list[str] = []
+    files: list[str] = []
     for name in names:
         if has_wildcards(name):
             ask = partial(_matching, name)
         elif len(names) == 1 and not name.lower().endswith(endings):
-            ask = partial(_inside, name, endings)
+            ask = partial(_list_folder, name, endings)
         else:
-            found.append(name)
+            files.append(name)
             continue
         try:
             with reaching(name):
-                found.extend(with_retries(name, ask, PAUSES))
+                files.extend(with_retries(name, ask, PAUSES))
         except RecordError as error:  # what cannot be listed, as an archive that is not there, is no record's fault
             raise DataError(f"data file {name}", got=error.detail or error.reason, fix="check the URL") from None
-    return found
+    return files
 
 
 def _matching(pattern: str) -> list[str]:
@@ -347,7 +347,7 @@ def _matching(pattern: str) -> list[str]:
     return [_url(pattern, name) for name in sorted(system.glob(inner))]
 
 
-def _inside(name: str, endings: tuple[str, ...]) -> list[str]:
+def _list_folder(name: str, endings: tuple[str, ...]) -> list[str]:
     """The files below a folder whose names end so, hidden ones left out; a file is itself."""
     system, inner = file_system(name)
     if not system.isdir(inner):
@@ -357,6 +357,6 @@ def _inside(name: str, endings: tuple[str, ...]) -> list[str]:
     return [_url(name, file) for file, skip in zip(below, hidden, strict=True) if not skip]
 
 
-def _url(asked: str, name: str) -> str:
+def _url(url: str, name: str) -> str:
     """A name that a file system has answered, as the URL of that file."""
-    return public(name) if "://" in name else asked.rpartition("://")[0] + "://" + name
+    return public(name) if "://" in name else url.rpartition("://")[0] + "://" + name

@@ -188,7 +188,7 @@ class CacheFolder:
             pass  # made first of all: a folder with files but without it is not ours
         with self.locked() as (entries, members):
             self._remove_dead(entries)
-            self._free(entries, self._wanted(members), 0, spare_wanted=False)
+            self._free(entries, self._wanted_addresses(members), 0, spare_wanted=False)
 
     @contextmanager
     def locked(self, name: str = LOCK) -> Iterator[tuple[list[CacheEntry], list[str]]]:
@@ -223,12 +223,12 @@ class CacheFolder:
             for entry in entries:
                 if entry.key == key and entry.state == "part":
                     with suppress(FileNotFoundError):  # given up just now
-                        return Busy(reserved=entry.reserved, written=os.stat(self._at(entry)).st_size)
+                        return Busy(reserved=entry.reserved, written=os.stat(self._path(entry)).st_size)
             for entry in entries:  # another content of the same file is of no use any more
                 if entry.key.address == key.address and entry.key != key:
-                    remove_if_unused(self._at(entry))
+                    remove_if_unused(self._path(entry))
             entry = CacheEntry(key=key, token=_new_token(), reserved=0, state="part")
-            fd = self._files.open(self._at(entry), NEW)
+            fd = self._files.open(self._path(entry), NEW)
             if not try_lock(fd):
                 raise AssertionError("a new file that is locked")
             return Writing(fd, entry)
@@ -242,7 +242,7 @@ class CacheFolder:
             if self._room(entries) < more:
                 self._remove_dead(entries)
                 if self._room(entries) < more:
-                    wanted = self._wanted(members)
+                    wanted = self._wanted_addresses(members)
                     self._free(entries, wanted, more, spare_wanted=spare_wanted)
             if (room := self._room(entries)) < more:
                 raise NoRoom(needed)
@@ -264,20 +264,20 @@ class CacheFolder:
         with self.locked():
             self._rename(writing, writing.written, "ready")
             fcntl.flock(writing.fd, fcntl.LOCK_SH)
-        return CachedFile(fd=writing.fd, path=self._at(writing.entry), size=writing.written)
+        return CachedFile(fd=writing.fd, path=self._path(writing.entry), size=writing.written)
 
     def abandon(self, writing: Writing) -> None:
         """Remove a file that will not be completed. It needs no lock of the folder: its name is ours alone."""
         with suppress(OSError):  # then the next process finds it without a lock, and removes it
             os.ftruncate(writing.fd, 0)
-            os.unlink(self._at(writing.entry))
+            os.unlink(self._path(writing.entry))
         self.close(writing.fd)
 
     def remove(self, key: EntryKey) -> bool:
         """Remove a complete file; False where someone is reading it."""
         with self.locked() as (entries, _):
             ready = [entry for entry in entries if entry.key == key and entry.state == "ready"]
-            return all(remove_if_unused(self._at(entry)) for entry in ready)
+            return all(remove_if_unused(self._path(entry)) for entry in ready)
 
     def join(self) -> int:
         """A file that says what this process wants; the descriptor holds the lock that says that it lives."""
@@ -290,7 +290,7 @@ class CacheFolder:
         """Want nothing any more."""
         self.close(fd)
         with suppress(CacheFault), self.locked() as (_, members):
-            self._wanted(members)
+            self._wanted_addresses(members)
 
     def declare(self, fd: int, addresses: Iterable[str], done: Iterable[str] = ()) -> None:
         """Say what this process wants from now on. What it has `done` is removed where nobody else wants it."""
@@ -299,14 +299,14 @@ class CacheFolder:
             os.ftruncate(fd, 0)
             os.pwrite(fd, text, 0)
             if leaving := set(done):
-                leaving -= self._wanted(members)
+                leaving -= self._wanted_addresses(members)
             for entry in entries:
                 if entry.key.address in leaving and entry.state == "ready":
-                    remove_if_unused(self._at(entry))
+                    remove_if_unused(self._path(entry))
 
     def _open(self, entry: CacheEntry) -> CachedFile | None:
         """A complete file with a shared lock; None, and the file removed, where it is not what its name says."""
-        path = self._at(entry)
+        path = self._path(entry)
         fd = self._files.open(path, os.O_RDONLY)
         state = os.fstat(fd)
         if stat.S_ISREG(state.st_mode) and state.st_size == entry.reserved and try_lock(fd, shared=True):
@@ -316,16 +316,16 @@ class CacheFolder:
         remove_if_unused(path)
         return None
 
-    def _at(self, entry: CacheEntry) -> str:
+    def _path(self, entry: CacheEntry) -> str:
         return os.path.join(self.path, entry.name)
 
     def _rename(self, writing: Writing, reserved: int, state: State) -> None:
         """The same file with another reservation."""
         entry = replace(writing.entry, reserved=reserved, state=state)
-        os.rename(self._at(writing.entry), self._at(entry))
+        os.rename(self._path(writing.entry), self._path(entry))
         writing.entry = entry
 
-    def _wanted(self, members: Iterable[str]) -> set[str]:
+    def _wanted_addresses(self, members: Iterable[str]) -> set[str]:
         """The addresses that living processes want; the files of dead ones are removed."""
         wanted: set[str] = set()
         for name in members:
@@ -341,7 +341,7 @@ class CacheFolder:
     def _remove_dead(self, entries: list[CacheEntry]) -> None:
         """Remove what processes were fetching when they ended."""
         for entry in [entry for entry in entries if entry.state == "part"]:
-            if remove_if_unused(self._at(entry)):
+            if remove_if_unused(self._path(entry)):
                 entries.remove(entry)
 
     def _free(self, entries: list[CacheEntry], wanted: set[str], room: int, *, spare_wanted: bool) -> None:
@@ -351,12 +351,12 @@ class CacheFolder:
         for entry in order:
             if self._room(entries) >= room or (spare_wanted and entry.key.address in wanted):
                 return
-            if remove_if_unused(self._at(entry)):
+            if remove_if_unused(self._path(entry)):
                 entries.remove(entry)
 
     def _last_use(self, entry: CacheEntry) -> float:
         try:
-            return os.stat(self._at(entry)).st_mtime
+            return os.stat(self._path(entry)).st_mtime
         except FileNotFoundError:
             return 0.0
 

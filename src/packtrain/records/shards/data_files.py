@@ -98,13 +98,13 @@ class IndexedGzip:
     def _begin(self, cache: ShardCache | None) -> None:
         if cache is not None:
             try:
-                ready = cache.made(self._path, KIND, self._index())
+                ready = cache.derive(self._path, KIND, self._index())
             except (NoRoom, CacheFault):
                 pass
             else:
                 try:
                     if self._file is None:
-                        self._file = self._imported(ready.path)
+                        self._file = self._import_index(ready.path)
                 finally:
                     cache.release(ready)
                 if self._file is None:
@@ -112,7 +112,7 @@ class IndexedGzip:
         if self._file is None:
             self._build()
 
-    def _imported(self, path: str) -> Any:
+    def _import_index(self, path: str) -> Any:
         """The file with an index that was kept; None where that is not whole: the package would trust its offsets."""
         with open(path, "rb") as kept:
             checksum, index = kept.read(4), kept.read()
@@ -252,7 +252,7 @@ class CachedFiles(LocalFiles):
 
 
 def _compression(file: str) -> Compression:
-    """How a local file is compressed, by its first bytes."""
+    """The compression of a local file, by its first bytes."""
     try:
         with open_raw(file) as raw:
             return detect_compression(raw.read(4))

@@ -32,7 +32,7 @@ SKIPPABLE_ZSTD = frozenset(range(0x50, 0x60))
 
 
 def detect_compression(head: bytes) -> Compression:
-    """How a file is compressed, by its first bytes: names lie."""
+    """The compression of a file, by its first bytes: names lie."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     if head.startswith(b"\x28\xb5\x2f\xfd") or (head[1:4] == b"\x2a\x4d\x18" and head[0] in SKIPPABLE_ZSTD):
@@ -41,7 +41,7 @@ def detect_compression(head: bytes) -> Compression:
 
 
 def file_compression(path: str) -> Compression:
-    """How the file at `path` is compressed. Raises RecordError where it cannot be read."""
+    """The compression of the file at `path`. Raises RecordError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return detect_compression(file.read(4))
@@ -65,8 +65,8 @@ def file_blocks(path: str, start: int = 0) -> Iterator[bytes]:
 
 def plain_content(stored: Iterable[bytes], kind: Compression, *, zstd_input: int = ZSTD_INPUT) -> Iterator[bytes]:
     """The content of stored bytes in blocks. RecordError at a fault, after the blocks before it."""
-    found = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
-    for piece in found:
+    pieces = stored if kind == "none" else _gunzip(stored) if kind == "gzip" else _unzstd(stored, zstd_input)
+    for piece in pieces:
         for start in range(0, len(piece), BLOCK):
             yield piece[start : start + BLOCK] if len(piece) > BLOCK else piece
 
@@ -97,7 +97,7 @@ def _gunzip(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _until_fault(member: Any, chunk: bytes) -> Iterator[bytes]:
-    """What a failed call had already decompressed: zlib throws it away together with the fault."""
+    """The output before a fault in the data: zlib discards it when a call fails."""
     try:
         for position in range(len(chunk)):
             piece = chunk[position : position + 1]
@@ -152,25 +152,25 @@ def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES
     kind = detect_compression(head) if head else "none"
     content = plain_content(itertools.chain([head], chunks), kind, zstd_input=MORE_ZSTD_INPUT)
     try:
-        yield from _gathered(content) if kind == "zstd" else content
+        yield from _merge_blocks(content) if kind == "zstd" else content
     except RecordError as error:
         if error.reason not in SPOILING:
             raise
         raise RecordError("read", error.reason, f"{path}: {error.detail}") from error
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _merge_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The same bytes in blocks: small pieces are put together."""
-    held: list[bytes] = []
+    pending: list[bytes] = []
     size = 0
     for piece in pieces:
         if size + len(piece) > BLOCK:
-            yield b"".join(held)
-            held, size = [], 0
-        held.append(piece)
+            yield b"".join(pending)
+            pending, size = [], 0
+        pending.append(piece)
         size += len(piece)
-    if held:
-        yield b"".join(held)
+    if pending:
+        yield b"".join(pending)
 
 
 class ForwardPlain:
@@ -228,7 +228,7 @@ class ForwardPlain:
 def in_memory(blocks: Iterator[bytes], name: str, most: int) -> Span:
     """A whole file in memory, with a path for libraries that want one where the system has such files."""
     fd = os.memfd_create("packtrain", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
-    held, size = [], 0
+    chunks, size = [], 0
     try:
         for block in blocks:
             size += len(block)
@@ -238,12 +238,12 @@ def in_memory(blocks: Iterator[bytes], name: str, most: int) -> Span:
             if fd >= 0:
                 write_all(fd, block)
             else:
-                held.append(block)
+                chunks.append(block)
     except BaseException:
         if fd >= 0:
             os.close(fd)
         raise
-    return Span(fd=fd, size=size, path=f"/proc/self/fd/{fd}") if fd >= 0 else Span(data=b"".join(held))
+    return Span(fd=fd, size=size, path=f"/proc/self/fd/{fd}") if fd >= 0 else Span(data=b"".join(chunks))
 
 
 def direct_plain(file: str, identity: Identity, most: int, pauses: Sequence[float]) -> ForwardPlain | Span:

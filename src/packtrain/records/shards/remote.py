@@ -58,7 +58,7 @@ def remote_entries(spec: SourceSpec, reader: Format, unit: Unit) -> Iterator[Ent
             local = replace(spec, path=path)
             for piece in reader.units(local):
                 for entry in reader.read(local, piece):
-                    yield _renamed(entry, shown_name(local, path), name)
+                    yield _rename_entry(entry, shown_name(local, path), name)
     except RecordError as error:
         yield Entry(origin=name, error=error)
 
@@ -80,9 +80,9 @@ def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None
     return None
 
 
-def _renamed(entry: Entry, copy: str, name: str) -> Entry:
+def _rename_entry(entry: Entry, copy: str, name: str) -> Entry:
     """The entry of a copy as that of the file itself; media leave the copy, which may be gone when they are read."""
-    media = {key: _detached(ref) for key, ref in entry.media.items()}
+    media = {key: _load_media(ref) for key, ref in entry.media.items()}
     named = replace(entry, origin=name + entry.origin.removeprefix(copy), media=media)
     return with_media_check(named, None)
 
@@ -100,7 +100,7 @@ def with_media_check(entry: Entry, plain: Plain | None) -> Entry:
     return entry if check == entry.check else replace(entry, check=check)
 
 
-def _detached(ref: MediaRef) -> MediaRef:
+def _load_media(ref: MediaRef) -> MediaRef:
     if ref.archive is None or ref.size > LARGEST:
         return ref
     with open(ref.archive, "rb") as file:

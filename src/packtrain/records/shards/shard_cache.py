@@ -46,7 +46,7 @@ Outcome = Literal["settled", "busy", "no room"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Order:
-    """What is to be in the cache, and where it comes from."""
+    """A file to be put into the cache, and its source."""
 
     key: EntryKey
     file: str
@@ -115,7 +115,7 @@ class ShardCache:
         ready, needed = None, 0
         for _ in waiting(patience, 0.05, 1.0):
             try:
-                ready = self._stored(self._order(file, self._identity(file)))
+                ready = self._get_or_fetch(self._order(file, self._identity(file)))
             except CacheFault as fault:
                 raise DataError("shard cache", got=str(fault), fix="free some space, or use another folder") from fault
             except NoRoom as fault:
@@ -161,15 +161,17 @@ class ShardCache:
             if member is not None:
                 self._folder.leave(member)
 
-    def made(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
-        """What is made from a file, kept like a file; `blocks` are asked for only where they are needed.
+    def derive(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
+        """A file derived from another one, cached like a file; `blocks` are read only if it is not there yet.
 
         Raises NoRoom or CacheFault. The caller releases it.
         """
-        return self._stored(_Order(key=entry_key(file, self._identity(file), kind), file=kind + file, blocks=blocks))
+        return self._get_or_fetch(
+            _Order(key=entry_key(file, self._identity(file), kind), file=kind + file, blocks=blocks)
+        )
 
     def drop(self, file: str, kind: str = "") -> bool:
-        """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
+        """Remove a copy, or what was derived from it, that is not what it should be; False where it is still there."""
         self._handles.forget([file])
         key = entry_key(file, self._identity(file), kind)
         self._identities.pop(file, None)  # the source is looked at again, too
@@ -194,7 +196,7 @@ class ShardCache:
         self._prefetcher.want(self._wanted)
 
     def _identity(self, file: str) -> Identity:
-        """What a file was when this process first looked; later changes of a source are not followed."""
+        """The identity of a file when this process first looked; later changes of a source are ignored."""
         if file not in self._identities:
             self._identities[file] = identify(file, self._pauses)
         return self._identities[file]
@@ -204,7 +206,7 @@ class ShardCache:
         identity = self._identity(file)
         if time.monotonic() >= max(self._rests.get(file, (0.0, 0.0))[0], self._resting[0]):
             try:
-                ready = self._stored(self._order(file, identity))
+                ready = self._get_or_fetch(self._order(file, identity))
                 self._rests.pop(file, None)
                 self._resting = (0.0, 0.0)
                 return CachedHandle(self._folder, ready)
@@ -222,18 +224,18 @@ class ShardCache:
         # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
         return _Order(key=entry_key(file, identity), file=file, blocks=blocks, least=identity.size or 0)
 
-    def _stored(self, order: _Order) -> CachedFile:
+    def _get_or_fetch(self, order: _Order) -> CachedFile:
         """A file in the cache, fetched by us or by another process for whose progress we wait."""
-        seen, since, pause = None, time.monotonic(), 0.005
+        last, since, pause = None, time.monotonic(), 0.005
         while True:
-            found = self._folder.claim(order.key)
-            if isinstance(found, CachedFile):
-                return found
-            if isinstance(found, Writing):
-                return self._fetch(order, found, spare_wanted=False, goes_on=lambda: True)
+            claim = self._folder.claim(order.key)
+            if isinstance(claim, CachedFile):
+                return claim
+            if isinstance(claim, Writing):
+                return self._fetch(order, claim, spare_wanted=False, goes_on=lambda: True)
             now = time.monotonic()
-            if found != seen:
-                seen, since = found, now
+            if claim != last:
+                last, since = claim, now
             elif now - since > self._patience:
                 raise NoRoom(0)
             time.sleep(pause)
@@ -265,9 +267,9 @@ class ShardCache:
             return "no room"
         try:
             identity = self._identity(file)
-            found = self._folder.claim(entry_key(file, identity))
-            if isinstance(found, Writing):
-                found = self._fetch(self._order(file, identity), found, spare_wanted=True, goes_on=goes_on)
+            claim = self._folder.claim(entry_key(file, identity))
+            if isinstance(claim, Writing):
+                claim = self._fetch(self._order(file, identity), claim, spare_wanted=True, goes_on=goes_on)
         except NoRoom as fault:
             return "settled" if fault.needed > self._folder.budget else "no room"
         except CacheFault as fault:
@@ -275,9 +277,9 @@ class ShardCache:
             return "no room"
         except (OSError, RecordError, PacktrainError):
             return "settled"
-        if not isinstance(found, CachedFile):
+        if not isinstance(claim, CachedFile):
             return "busy"
-        self._folder.close(found.fd)
+        self._folder.close(claim.fd)
         return "settled"
 
     def _notice(self, fault: CacheFault) -> None:
