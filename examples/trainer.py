@@ -7,10 +7,10 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from packtrain import DatasetConfig, MultiModalDataset, PackedTraining, load_model, prepare_model
+from packtrain import DatasetConfig, MultiModalDataset, PackedTrainerMixin, load_model, prepare_model
 
 
-class PackTrainer(PackedTraining, Trainer):
+class PackTrainer(PackedTrainerMixin, Trainer):
     """Takes each rank's packs from the plan, and keeps the place in it in checkpoints."""
 
 

@@ -9,7 +9,7 @@ from transformers import AutoProcessor
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from packtrain import DatasetConfig, MultiModalDataset, PackedTraining, load_model, prepare_model, trainer_arguments
+from packtrain import DatasetConfig, MultiModalDataset, PackedTrainerMixin, load_model, prepare_model, trainer_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.families.model_folder import resolve
 
@@ -22,7 +22,7 @@ class ShownNumbers(SFTTrainer):
         self.train_dataset = train_dataset
 
 
-class PackSFTTrainer(PackedTraining, ShownNumbers):
+class PackSFTTrainer(PackedTrainerMixin, ShownNumbers):
     """Takes each rank's packs from the plan, and keeps the place in it in checkpoints."""
 
 

@@ -20,7 +20,7 @@ ORDER = (
 )
 LIGHT = ("core", "records", "families", "measuring", "predicting", "packing", "planning", "runs", "reports")
 # The one exception: what a family's vision encoder needs of torch, imported when there is a model.
-ENCODERS = set(SRC.glob("families/*/encoder.py"))
+ENCODERS = set(SRC.glob("families/*/vision_encoder.py"))
 HEAVY = {"torch", "torchvision", "transformers", "accelerate", "peft"}
 # What each light package may use beside the standard library; imports inside functions count too.
 ALLOWED = {

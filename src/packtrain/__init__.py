@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from packtrain.app.train.train import train as train
     from packtrain.app.verify import verify as verify
     from packtrain.core.errors import PacktrainError as PacktrainError
-    from packtrain.delivery.loader.failures import FailureWatch as FailureWatch
+    from packtrain.delivery.loader.failures import FailureCounter as FailureCounter
     from packtrain.delivery.loader.pack_loader import PackLoader as PackLoader
     from packtrain.delivery.loader.sampler import check_ranks as check_ranks
-    from packtrain.delivery.trainers.mixin import PackedTraining as PackedTraining
+    from packtrain.delivery.trainers.mixin import PackedTrainerMixin as PackedTrainerMixin
     from packtrain.delivery.trainers.mixin import trainer_arguments as trainer_arguments
     from packtrain.delivery.trainers.token_loss import step_tokens as step_tokens
     from packtrain.delivery.trainers.token_loss import token_loss as token_loss
-    from packtrain.delivery.trainers.watch import RankWatch as RankWatch
+    from packtrain.delivery.trainers.watch import RankWatchdog as RankWatchdog
     from packtrain.families.family import Family as Family
     from packtrain.families.registry import register_family as register_family
     from packtrain.measuring.table import CostTable as CostTable

@@ -14,10 +14,10 @@ import yaml
 
 from packtrain.app.train.resolve import ResolvedRun, resolve_run
 from packtrain.config.data_section import MEDIA_LIMITS
+from packtrain.config.foreign_keys import THEIRS
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
 from packtrain.config.sections import ALIASES, HOMES, KEYS, LEADS, SECTIONS, TRAINER_KEYS
 from packtrain.config.setup import OPTIMIZERS
-from packtrain.config.theirs import THEIRS
 from packtrain.core.errors import ConfigError
 from packtrain.families.layout import LossOn
 from packtrain.modeling.model_settings import ModelSettings
@@ -143,7 +143,7 @@ def test_aliases_in_every_place(load: Load, alias: str, section: str | None) -> 
 
 @pytest.mark.parametrize("key", OURS)
 def test_our_own_names_need_no_note_in_their_section(load: Load, key: str) -> None:
-    value: Any = {"true or false": True, "a positive whole number": 7, "a share from 0 to 1": 0.5}.get(
+    value: Any = {"true or false": True, "a positive integer": 7, "a share from 0 to 1": 0.5}.get(
         str(KEYS[key].kind), (*KEYS[key].kind.words, "x")[0]
     )
     value = {"fps": 2.0} if key == "processor_config" else value
@@ -407,7 +407,7 @@ def test_all_problems_at_once_with_the_nearest_names(load: Load) -> None:
         "training.attention: unknown key. did you mean training.attn_implementation?",
         "training.warmup_ratio: 'half' instead of a number",
         "training.monitors.spike_sigma: unknown key. did you mean 'spike_sigmas'?",
-        "training.monitors.cooldown: 0 instead of a positive whole number",
+        "training.monitors.cooldown: 0 instead of a positive integer",
         "model: list instead of a section",
     ):
         assert words in said
@@ -758,17 +758,17 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(base: RunConfig) -> Non
         ("training.max_grad_norm=banana", "training.max_grad_norm: 'banana' instead of a number of at least 0"),
         ("training.adam_beta1=.nan", "training.adam_beta1: nan instead of a number of at least 0 and below 1"),
         ("training.adam_epsilon=-1", "training.adam_epsilon: -1 instead of"),
-        ("training.dataloader_num_workers=1.5", "training.dataloader_num_workers: 1.5 instead of a whole number"),
+        ("training.dataloader_num_workers=1.5", "training.dataloader_num_workers: 1.5 instead of an integer"),
         ("training.log_level=banana", "training.log_level: 'banana' instead of passive, detail"),
         ("training.save_strategy=banana", "training.save_strategy: 'banana' instead of no, steps, epoch or best"),
         (f"training.seed={10**30}", "training.seed: 1000"),
-        ("training.data_seed=-1", "training.data_seed: -1 instead of a whole number from 0"),
+        ("training.data_seed=-1", "training.data_seed: -1 instead of an integer from 0"),
         (f"training.max_steps={10**30}", "training.max_steps: 1000"),
         (f"training.learning_rate={10**30}", "training.learning_rate: 1000"),
         ("training.metric_for_best_model=5", "training.metric_for_best_model: 5 instead of a string"),
         ("training.accelerator_config=banana", "training.accelerator_config: 'banana' instead of a section"),
         ("training.parallelism_config={a: 1}", "training.parallelism_config: "),
-        ("training.save_total_limit=-1", "training.save_total_limit: -1 instead of a positive whole number"),
+        ("training.save_total_limit=-1", "training.save_total_limit: -1 instead of a positive integer"),
         ("training.run_name={a: 1}", "training.run_name: a dict instead of a string"),
         ('training.output_dir="a\\0b"', "training.output_dir: 'a\\x00b' instead of a local folder"),
         ("training.output_dir=s3://bucket/run", "'s3://bucket/run' instead of a local folder"),

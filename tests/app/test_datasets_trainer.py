@@ -13,15 +13,15 @@ from transformers import Trainer, TrainingArguments
 
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.core.errors import DataError
-from packtrain.delivery.loader.failures import FailureWatch
-from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
+from packtrain.delivery.loader.failures import FailureCounter
+from packtrain.delivery.trainers.mixin import PackedTrainerMixin, trainer_arguments
 from packtrain.families.tiny import write
 from packtrain.modeling.load import build_model
 
 pytestmark = pytest.mark.full
 
 
-class PackTrainer(PackedTraining, Trainer):
+class PackTrainer(PackedTrainerMixin, Trainer):
     """As a user writes it."""
 
     def training_step(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
@@ -113,20 +113,20 @@ def with_broken_images(folder: Path) -> MultiModalDataset:
 
 def test_what_cannot_be_decoded_is_in_the_ledger_once(tmp_path: Path) -> None:
     dataset = with_broken_images(tmp_path / "data")
-    lenient = {"failures": FailureWatch(max_failure_rate=0.5, ledger_path=tmp_path / "out" / "ledger.jsonl")}
+    lenient = {"failures": FailureCounter(max_failure_rate=0.5, ledger_path=tmp_path / "out" / "ledger.jsonl")}
     whole = train(dataset, tmp_path / "out", **lenient)
     seen = [identity for info in whole.seen for identity in info.ids]
     assert sorted(seen) == sorted(2 * [f"r{number}" for number in range(12) if number not in (3, 8)])
     written = (tmp_path / "out" / "ledger.jsonl").read_text()
     assert sorted(json.loads(line)["id"] for line in written.splitlines()) == ["r3", "r3", "r8", "r8"]
-    again = {"failures": FailureWatch(max_failure_rate=0.5, ledger_path=tmp_path / "out" / "ledger.jsonl")}
+    again = {"failures": FailureCounter(max_failure_rate=0.5, ledger_path=tmp_path / "out" / "ledger.jsonl")}
     train(dataset, tmp_path / "out", tmp_path / "out" / "checkpoint-2", **again)
     assert (tmp_path / "out" / "ledger.jsonl").read_text() == written, "no line is there twice"
 
 
 def test_too_many_stop_at_the_end_of_a_step(tmp_path: Path) -> None:
     dataset = with_broken_images(tmp_path / "data")
-    strict = FailureWatch(max_failure_rate=0.0, judged_after=0)
+    strict = FailureCounter(max_failure_rate=0.0, judged_after=0)
     with pytest.raises(DataError, match="could not be delivered"):
         train(dataset, tmp_path / "out", failures=strict)
     assert strict.verdict.failures in (1, 2)

@@ -136,16 +136,16 @@ def test_rows_of_tables_move_by_content(home: Path, monkeypatch: pytest.MonkeyPa
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the run interrupted after so many steps."""
-    from packtrain.training.callbacks import RunWatch
+    from packtrain.training.callbacks import RunLogger
 
-    on_step = RunWatch.on_step
+    on_step = RunLogger.on_step
 
-    def signalling(self: RunWatch, metrics: Any) -> None:
+    def signalling(self: RunLogger, metrics: Any) -> None:
         on_step(self, metrics)
         if metrics.step == step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(RunWatch, "on_step", signalling)
+    monkeypatch.setattr(RunLogger, "on_step", signalling)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:

@@ -19,10 +19,10 @@ from packtrain.app.train.resolve import ResolvedRun, resolve_run
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
 from packtrain.config.data_options import section_defaults
+from packtrain.config.foreign_keys import OF_SYSTEM, THEIRS
 from packtrain.config.run_config import load_config
 from packtrain.config.sections import ALIASES, KEYS, SECTION_ALIASES, SECTIONS
 from packtrain.config.setup import own_limits, unknown_limits
-from packtrain.config.theirs import OF_SYSTEM, THEIRS
 from packtrain.core.errors import ConfigError
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings

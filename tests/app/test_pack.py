@@ -74,7 +74,7 @@ def test_help_teaches(run: Run, verb: str, monkeypatch: pytest.MonkeyPatch) -> N
     ("given", "code", "words"),
     [
         ({"-n": 10}, 1, ["no packs: 200 of 200 entries do not fit", "raise the limits"]),
-        ({"-n": 0}, 2, ["packing_length", "a positive whole number"]),
+        ({"-n": 0}, 2, ["packing_length", "a positive integer"]),
         ({"-n": -4}, 2, ["packing_length"]),
         ({"-n": "8k"}, 2, ["--packing-length"]),
         ({"-n": 2**63}, 2, ["packing_length"]),

@@ -302,9 +302,9 @@ def test_a_dataset_describes_itself(lines: Path, cache: Path) -> None:
         ({"packs_per_step": 3}, "rows_per_batch: 4 with packs_per_step: 3. A step of fewer samples never fills"),
         ({"group_by_length": True, "balance": "sorted"}, "Both set the order"),
         ({"group_by_length": "yes"}, "group_by_length: 'yes' instead of true or false"),
-        ({"rows_per_batch": 0}, "rows_per_batch: 0 instead of a positive whole number"),
-        ({"rows_per_batch": 2.0}, "rows_per_batch: 2.0 instead of a positive whole number"),
-        ({"max_samples": 0}, "max_samples: 0 instead of a positive whole number"),
+        ({"rows_per_batch": 0}, "rows_per_batch: 0 instead of a positive integer"),
+        ({"rows_per_batch": 2.0}, "rows_per_batch: 2.0 instead of a positive integer"),
+        ({"max_samples": 0}, "max_samples: 0 instead of a positive integer"),
         ({"balance": "lenght"}, "did you mean 'length'"),
     ],
 )

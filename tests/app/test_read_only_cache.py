@@ -80,7 +80,7 @@ def test_a_dataset_that_is_complete_is_read(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.full
 def test_a_run_uses_it_and_says_what_it_would_have_to_write(run: Run, tmp_path: Path) -> None:
-    command = ("train", write_config(tmp_path, max_steps=3), "--dry-run", "--json", "training.quick_check=false")
+    command = ("train", write_config(tmp_path, max_steps=3), "--dry-run", "--json", "training.packing_check=false")
     assert run(*command)[0] == 0
     with read_only(tmp_path / "cache"):
         code, out, _ = run(*command)

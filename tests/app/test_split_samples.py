@@ -28,7 +28,7 @@ def config_of(folder: Path) -> Path:
 @pytest.mark.full
 def test_a_plan_and_a_run_count_the_same(run: Run, tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    command = ("train", config, "--dry-run", "--json", "training.quick_check=false", *SPLIT)
+    command = ("train", config, "--dry-run", "--json", "training.packing_check=false", *SPLIT)
     numbers = json.loads(run(*command)[1])["numbers"]
     costs = measure(data=str(tmp_path / "train.jsonl"), model="tiny:llama", workers=1, check=0, out=tmp_path / "costs")
     text = config.read_text().replace("packing_length: 192", f"packing_length: {LENGTH}\n  overlong: split")

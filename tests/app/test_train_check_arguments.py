@@ -53,7 +53,7 @@ def test_what_it_can_train_with_passes(tmp_path: Path, given: dict[str, object])
 
 def test_the_command_leaves_no_run(run: Run, tmp_path: Path) -> None:
     config = write_config(tmp_path, max_steps=3)
-    code, _, err = run("train", config, "training.report_to=tensorbord", "training.quick_check=false")
+    code, _, err = run("train", config, "training.report_to=tensorbord", "training.packing_check=false")
     assert code == 2
     assert "training.report_to" in err
     assert not (tmp_path / "out" / "run.json").exists()

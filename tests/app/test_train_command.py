@@ -83,7 +83,7 @@ class TestBefore:
     @pytest.mark.parametrize("given", [True, False])
     def test_weights_in_half_precision_have_masters_or_a_note(self, run: Run, config: Path, given: bool) -> None:
         settings = ("model.dtype=bf16", *(() if given else ("training.master_weights=false",)))
-        code, out, _ = run("train", config, "--dry-run", "--json", "training.quick_check=false", *settings)
+        code, out, _ = run("train", config, "--dry-run", "--json", "training.packing_check=false", *settings)
         said = json.loads(out)
         assert (code, said["model"]["dtype"], said["model"]["master_weights"]) == (0, "bfloat16", given)
         assert any("round to zero" in note for note in said["notes"]) != given
@@ -337,19 +337,19 @@ class TestRun:
     def test_stopped_and_gone_on_with_is_the_run_that_was_not_stopped(
         self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from packtrain.training.callbacks import RunWatch
+        from packtrain.training.callbacks import RunLogger
 
         more = ("training.max_steps=6", "training.effective_batch_size=6")
         whole, stopped = tmp_path / "whole", tmp_path / "stopped"
         assert run("train", config, *more, f"training.output_dir={whole}")[0] == 0
-        on_step = RunWatch.on_step
+        on_step = RunLogger.on_step
 
-        def signalling(self: RunWatch, metrics: Any) -> None:
+        def signalling(self: RunLogger, metrics: Any) -> None:
             on_step(self, metrics)
             if metrics.step == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        monkeypatch.setattr(RunWatch, "on_step", signalling)
+        monkeypatch.setattr(RunLogger, "on_step", signalling)
         code, out, err = run("train", config, *more, f"training.output_dir={stopped}")
         assert code == 130, err
         assert "stopping after this step, with a checkpoint; again to stop now and lose the whole run" in err
@@ -357,7 +357,7 @@ class TestRun:
         assert re.search(r", loss [\d.]+ \(mean of the last \d+ samples?\), ", out)
         assert facts_of(stopped)["outcome"]["status"] == "interrupted"
         assert not (stopped / "final").exists()
-        monkeypatch.setattr(RunWatch, "on_step", on_step)
+        monkeypatch.setattr(RunLogger, "on_step", on_step)
         began = "2020-01-01T00:00:00Z"
         (stopped / "run.json").write_text(json.dumps({**facts_of(stopped), "began": began}))
         lines = (stopped / "metrics.jsonl").read_text().replace('"step_seconds": ', '"step_seconds": 100')
@@ -487,7 +487,7 @@ class TestRun:
         monkeypatch.setattr(PackSource, "_encode_sample", damaged)
         out = tmp_path / "page" / "mine.html"
         length = "training.max_steps=5" if rate == "default" else "training.num_train_epochs=1"
-        settings = (length, "training.quick_check=false", f"report.out={out}", "report.title=Of my own")
+        settings = (length, "training.packing_check=false", f"report.out={out}", "report.title=Of my own")
         config.write_text(config.read_text().replace("  max_steps: 3\n", ""))
         found, _, err = run("train", config, *settings, *given)
         assert found == code, err

@@ -136,7 +136,7 @@ def steps_of(folder: Path) -> dict[int, dict[str, Any]]:
 @pytest.fixture
 def ended(run: Run, tmp_path: Path) -> Path:
     """The config of a run of two steps, its cosine at rate 0."""
-    config = write_config(tmp_path, max_steps=2, lr_scheduler_type="cosine", quick_check=False)
+    config = write_config(tmp_path, max_steps=2, lr_scheduler_type="cosine", packing_check=False)
     code, _, err = run("train", config)
     assert code == 0, err
     return config
@@ -175,7 +175,7 @@ def test_what_is_refused_leaves_the_run_as_it_is(run: Run, ended: Path, tmp_path
 
 @pytest.mark.full
 def test_a_run_can_be_made_shorter_but_not_than_it_is(run: Run, tmp_path: Path) -> None:
-    config = write_config(tmp_path, num_train_epochs=2, save_steps=2, save_total_limit=9, quick_check=False)
+    config = write_config(tmp_path, num_train_epochs=2, save_steps=2, save_total_limit=9, packing_check=False)
     assert run("train", config)[0] == 0
     code, _, err = run("train", config, "training.num_train_epochs=1", "--resume")
     assert code == 2
@@ -190,7 +190,7 @@ def test_a_run_can_be_made_shorter_but_not_than_it_is(run: Run, tmp_path: Path) 
 
 @pytest.mark.full
 def test_a_run_without_a_checkpoint_begins_anew_with_any_settings(run: Run, tmp_path: Path) -> None:
-    config = write_config(tmp_path, max_steps=1, save_strategy="no", quick_check=False)
+    config = write_config(tmp_path, max_steps=1, save_strategy="no", packing_check=False)
     assert run("train", config)[0] == 0
     facts = tmp_path / "out" / "run.json"
     ended = json.loads(facts.read_text())

@@ -196,7 +196,7 @@ class TestContradictions:
             (("max_steps=0",), "training.max_steps: 0 instead of at least 1 step"),
             (("max_steps=-2",), "training.max_steps: -2 instead of"),
             (("max_steps=true",), "training.max_steps: True instead of"),
-            (("seed=1.5",), "a whole number from 0 to"),
+            (("seed=1.5",), "an integer from 0 to"),
             (("num_train_epochs=0",), "a number above 0"),
         ],
         ids=lambda value: "+".join(value)[:60] if isinstance(value, tuple) else "",

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.utils import logging
 
 from packtrain.delivery.loader.pack_loader import PackLoader
-from packtrain.delivery.trainers.mixin import PackedTraining, trainer_arguments
+from packtrain.delivery.trainers.mixin import PackedTrainerMixin, trainer_arguments
 from packtrain.delivery.trainers.token_loss import token_loss
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.schedule import Schedule
@@ -67,7 +67,7 @@ class Recording:
         return super().training_step(model, inputs, *more, **options)  # type: ignore[misc]
 
 
-class PackTrainer(Recording, PackedTraining, Trainer):
+class PackTrainer(Recording, PackedTrainerMixin, Trainer):
     """Ours."""
 
 

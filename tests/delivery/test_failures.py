@@ -14,7 +14,7 @@ from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.delivery.encode.encoded_sample import PackKey
-from packtrain.delivery.loader.failures import FailureWatch
+from packtrain.delivery.loader.failures import FailureCounter
 
 
 def batch(pack: int, samples: int = 10, bad: int = 0, reason: str = "image is damaged", **more: Any) -> BatchInfo:
@@ -32,7 +32,7 @@ def steps(num: int = 6, packs: int = 4) -> list[list[BatchInfo]]:
     return [[batch(n, bad=n % 3, reason=reasons[n % 2]) for n in step] for step in numbers]
 
 
-def train(watch: FailureWatch, work: list[list[BatchInfo]], rank: int = 0, world: int = 1) -> list[dict[str, Any]]:
+def train(watch: FailureCounter, work: list[list[BatchInfo]], rank: int = 0, world: int = 1) -> list[dict[str, Any]]:
     """The state before each step and at the end."""
     states = [watch.state_dict()]
     for step in work:
@@ -52,7 +52,7 @@ def expected(work: list[list[BatchInfo]]) -> list[tuple[int, str]]:
 
 
 def test_every_failure_is_counted_and_written_once(tmp_path: Path) -> None:
-    watch = FailureWatch(1.0, tmp_path / "new" / "ledger.jsonl")
+    watch = FailureCounter(1.0, tmp_path / "new" / "ledger.jsonl")
     train(watch, steps())
     found = lines(tmp_path / "new" / "ledger.jsonl")
     assert [(line["pack"], line["id"]) for line in found] == expected(steps())
@@ -64,18 +64,18 @@ def test_every_failure_is_counted_and_written_once(tmp_path: Path) -> None:
 
 def test_resuming_at_every_step_gives_the_same_ledger_and_totals(tmp_path: Path) -> None:
     path, work = tmp_path / "ledger.jsonl", steps()
-    whole = FailureWatch(1.0, path)
+    whole = FailureCounter(1.0, path)
     states = train(whole, work)
     end, content = whole.state_dict(), path.read_bytes()
     for step, state in enumerate(states):
         # the run went on for two steps after the state was saved, and died while it wrote
         path.write_bytes(content)
-        other = FailureWatch(1.0, path)
+        other = FailureCounter(1.0, path)
         other.load_state_dict(state)
         train(other, work[step : step + 2])
         with path.open("ab") as stream:
             stream.write(b'{"id": "cut o')
-        again = FailureWatch(1.0, path)
+        again = FailureCounter(1.0, path)
         again.load_state_dict(state)
         train(again, work[step:])
         again.finish()
@@ -86,17 +86,17 @@ def test_resuming_at_every_step_gives_the_same_ledger_and_totals(tmp_path: Path)
 @pytest.mark.parametrize("same_object", [False, True])
 def test_a_resumed_run_takes_back_lines_even_if_nothing_fails_again(tmp_path: Path, same_object: bool) -> None:
     path = tmp_path / "ledger.jsonl"
-    watch = FailureWatch(1.0, path)
+    watch = FailureCounter(1.0, path)
     train(watch, [[batch(0, bad=2)]])
     assert len(lines(path)) == 2
-    again = watch if same_object else FailureWatch(1.0, path)
-    again.load_state_dict(FailureWatch(1.0, path).state_dict())
+    again = watch if same_object else FailureCounter(1.0, path)
+    again.load_state_dict(FailureCounter(1.0, path).state_dict())
     train(again, [[batch(0)]])
     assert lines(path) == []
 
 
 def test_the_budget_stops_a_run_and_names_the_reasons() -> None:
-    watch = FailureWatch(0.1, judged_after=100)
+    watch = FailureCounter(0.1, judged_after=100)
     for pack in range(9):
         watch.take(batch(pack, bad=5, reason="video is cut off" if pack % 3 else "image is damaged"))
         watch.decide()  # too few samples to mean anything
@@ -108,7 +108,7 @@ def test_the_budget_stops_a_run_and_names_the_reasons() -> None:
 
 
 def test_a_rate_at_the_limit_passes_and_small_runs_are_judged_at_the_end() -> None:
-    watch = FailureWatch(0.1, judged_after=1000)
+    watch = FailureCounter(0.1, judged_after=1000)
     watch.take(batch(0, bad=1))
     assert watch.finish().failures == 1
     watch.take(batch(1, bad=2))
@@ -118,7 +118,7 @@ def test_a_rate_at_the_limit_passes_and_small_runs_are_judged_at_the_end() -> No
 
 
 def test_on_error_fail_stops_at_the_first() -> None:
-    watch = FailureWatch(on_error="fail")
+    watch = FailureCounter(on_error="fail")
     watch.take(batch(0))
     watch.decide()
     watch.take(batch(1, bad=1))
@@ -127,14 +127,14 @@ def test_on_error_fail_stops_at_the_first() -> None:
 
 
 def test_what_the_user_filtered_is_written_but_is_no_failure(tmp_path: Path) -> None:
-    watch = FailureWatch(0.0, tmp_path / "ledger.jsonl", judged_after=0)
+    watch = FailureCounter(0.0, tmp_path / "ledger.jsonl", judged_after=0)
     watch.take(BatchInfo(keys=batch(0).keys, ids=("a", "b", "c"), failures=batch(0, bad=2, filtered=True).failures))
     assert watch.decide().samples == 3
     assert len(lines(tmp_path / "ledger.jsonl")) == 2
 
 
 def test_odd_names_are_written(tmp_path: Path) -> None:
-    watch = FailureWatch(1.0, tmp_path / "ledger.jsonl")
+    watch = FailureCounter(1.0, tmp_path / "ledger.jsonl")
     watch.take(batch(0, bad=1, detail="naïve \udcff\n日本"))
     watch.decide()
     (line,) = lines(tmp_path / "ledger.jsonl")
@@ -142,7 +142,7 @@ def test_odd_names_are_written(tmp_path: Path) -> None:
 
 
 def test_several_packs_in_a_batch_leave_the_pack_open(tmp_path: Path) -> None:
-    watch = FailureWatch(1.0, tmp_path / "ledger.jsonl")
+    watch = FailureCounter(1.0, tmp_path / "ledger.jsonl")
     one = batch(3, bad=1)
     watch.take(BatchInfo(keys=(*one.keys, PackKey(epoch=0, pack=4)), ids=one.ids, failures=one.failures))
     watch.take(BatchInfo())
@@ -152,13 +152,13 @@ def test_several_packs_in_a_batch_leave_the_pack_open(tmp_path: Path) -> None:
 
 def test_a_ledger_that_lost_lines_is_refused_and_one_in_another_place_is_begun(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    state = train(FailureWatch(1.0, path), steps())[-1]
+    state = train(FailureCounter(1.0, path), steps())[-1]
     path.write_bytes(path.read_bytes()[:-5])
-    again = FailureWatch(1.0, path)
+    again = FailureCounter(1.0, path)
     again.load_state_dict(state)
     with pytest.raises(ArtifactError, match="before the state was saved"):
         again.decide()
-    moved = FailureWatch(1.0, tmp_path / "elsewhere.jsonl")
+    moved = FailureCounter(1.0, tmp_path / "elsewhere.jsonl")
     moved.load_state_dict(state)
     train(moved, [[batch(99, bad=1)]])
     assert [line["pack"] for line in lines(tmp_path / "elsewhere.jsonl")] == [99]
@@ -170,16 +170,16 @@ def test_a_ledger_that_lost_lines_is_refused_and_one_in_another_place_is_begun(t
     [{"version": 2}, {"samples": -1}, {"failures": "1"}, {"reasons": [1]}, {"reasons": {"a": "b"}}, {"reasons": None}],
 )
 def test_foreign_states_are_refused(change: dict[str, Any]) -> None:
-    watch = FailureWatch()
+    watch = FailureCounter()
     with pytest.raises(ArtifactError, match="failure watch"):
         watch.load_state_dict({**watch.state_dict(), **change})
 
 
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError):
-        FailureWatch(1.5)
+        FailureCounter(1.5)
     with pytest.raises(ConfigError):
-        FailureWatch(judged_after=-1)
+        FailureCounter(judged_after=-1)
 
 
 # ---- several ranks
@@ -187,7 +187,7 @@ def test_settings_are_checked() -> None:
 
 def spend(rank: int, world: int, path: str) -> tuple[str, int]:
     """Only rank 1 meets bad samples; when and how does this rank stop?"""
-    watch = FailureWatch(0.2, path, judged_after=40)
+    watch = FailureCounter(0.2, path, judged_after=40)
     for step in range(10):
         watch.take(batch(step * world + rank, bad=6 if rank == 1 else 0))
         try:
@@ -206,7 +206,7 @@ def test_all_ranks_stop_at_the_same_step_with_the_same_message(tmp_path: Path) -
 
 
 def run_part(rank: int, world: int, path: str, state: dict[str, Any] | None, start: int, stop: int) -> dict[str, Any]:
-    watch = FailureWatch(1.0, path)
+    watch = FailureCounter(1.0, path)
     if state is not None:
         watch.load_state_dict(state)
     return train(watch, steps()[start:stop], rank, world)[-1]
@@ -215,7 +215,7 @@ def run_part(rank: int, world: int, path: str, state: dict[str, Any] | None, sta
 @pytest.mark.full
 def test_the_ledger_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     alone = tmp_path / "alone.jsonl"
-    end = train(FailureWatch(1.0, alone), steps())[-1]
+    end = train(FailureCounter(1.0, alone), steps())[-1]
     path = tmp_path / "ledger.jsonl"
     two = run_ranks(2, run_part, 2, str(path), None, 0, 3, folder=tmp_path / "two", preload=TORCH)
     assert two[0] == two[1], "a state is the same on every rank"
@@ -228,7 +228,7 @@ def test_the_ledger_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> No
 
 
 def cannot_write(rank: int, path: str) -> str:
-    watch = FailureWatch(1.0, path)
+    watch = FailureCounter(1.0, path)
     watch.take(batch(rank, bad=1))
     try:
         watch.decide()

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from processes import context
 
 from packtrain.core.errors import ConfigError, PacktrainError
-from packtrain.delivery.trainers.watch import Heartbeat, RankWatch, Timeouts, Watchdog, _is_collateral
+from packtrain.delivery.trainers.watch import Heartbeat, RankWatchdog, Timeouts, Watchdog, _is_collateral
 
 TIMEOUTS = Timeouts(silent=10, behind=20, start=100)
 
@@ -159,7 +159,7 @@ class Group:
         self.ended: dict[int, str] = {}
         self.all_ended = threading.Semaphore(0)
         self.watches = [
-            RankWatch(self.store, r, world, deadline=deadline, host=f"node{r}", action=self.action(r), **settings)
+            RankWatchdog(self.store, r, world, deadline=deadline, host=f"node{r}", action=self.action(r), **settings)
             for r in range(world)
         ]
 
@@ -240,10 +240,10 @@ def test_a_broken_collective_is_blamed_on_the_rank_that_is_gone() -> None:
 
 def test_one_rank_alone_needs_no_watch() -> None:
     before = threading.active_count()
-    with RankWatch(dist.HashStore(), 0, 1) as watch:
+    with RankWatchdog(dist.HashStore(), 0, 1) as watch:
         watch.beat(1)
         assert threading.active_count() == before
-    with pytest.raises(ValueError, match="odd"), RankWatch(dist.HashStore(), 0, 1):
+    with pytest.raises(ValueError, match="odd"), RankWatchdog(dist.HashStore(), 0, 1):
         raise ValueError("odd")
 
 
@@ -252,9 +252,9 @@ def test_one_rank_alone_needs_no_watch() -> None:
 )
 def test_settings_are_checked(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        RankWatch(dist.HashStore(), 0, 2, **settings)
+        RankWatchdog(dist.HashStore(), 0, 2, **settings)
     with pytest.raises(ConfigError):
-        RankWatch(dist.HashStore(), 2, 2)
+        RankWatchdog(dist.HashStore(), 2, 2)
 
 
 def test_a_rank_that_is_told_to_end_waits_less_for_one_that_is_gone() -> None:
@@ -286,7 +286,7 @@ def train(rank: int, world: int, folder: str, fault: str, victim: int) -> None:
     )
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     deadline = LONG_DEADLINE if fault in ("raise", "none") else DEADLINE
-    with RankWatch.of_group(deadline=deadline, host=f"node{rank}") as watch:
+    with RankWatchdog.of_group(deadline=deadline, host=f"node{rank}") as watch:
         for step in range(10):
             if rank == victim and step == HURT_AT:
                 watch._wait_for_round()  # short steps are not told one by one,

@@ -38,9 +38,9 @@ from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDatase
 from packtrain.core import retries
 from packtrain.core.artifacts import atomic_path, remove_leftovers
 from packtrain.core.errors import PacktrainError
-from packtrain.delivery.loader.failures import FailureWatch
+from packtrain.delivery.loader.failures import FailureCounter
 from packtrain.delivery.loader.sampler import MicroBatch
-from packtrain.delivery.trainers.watch import RankWatch
+from packtrain.delivery.trainers.watch import RankWatchdog
 
 BREAK = "PACKTRAIN_TEST_BREAK"  # which fault the loader has: a key of BREAKS
 STATE, SKIPPED = "state.json", "skipped.jsonl"
@@ -86,7 +86,7 @@ class Consumer:
     def __init__(self, job: Job, rank: int, world: int) -> None:
         self.job, self.rank, self.world = job, rank, world
         self.run = Path(job.run)
-        self.failures = FailureWatch(job.max_failure_rate, self.run / SKIPPED)
+        self.failures = FailureCounter(job.max_failure_rate, self.run / SKIPPED)
 
     def point(self, name: str) -> None:
         """A place at which the job may ask this rank to wait until it is killed or told to go on."""
@@ -107,7 +107,7 @@ class Consumer:
         self.point("built")
         if self.world > 1:
             self._meet()
-            with RankWatch.of_group(deadline=DEADLINE, start_deadline=60) as watch:
+            with RankWatchdog.of_group(deadline=DEADLINE, start_deadline=60) as watch:
                 self._deliver(dataset, watch)
             dist.destroy_process_group()
         else:
@@ -127,7 +127,7 @@ class Consumer:
         limit = timedelta(seconds=90)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world, timeout=limit)
 
-    def _deliver(self, dataset: Any, watch: RankWatch | None) -> None:
+    def _deliver(self, dataset: Any, watch: RankWatchdog | None) -> None:
         batches = Iterated(dataset) if self.job.kind == "iterated" else self._loader(dataset)
         if self.rank == 0:
             remove_leftovers(self.run, [STATE])

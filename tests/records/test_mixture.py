@@ -191,7 +191,7 @@ def test_the_registry_of_llama_factory_is_a_mixture(folder: Path) -> None:
         ({"columns": {"prompt": "article"}}, "a.columns.prompt: 'article' is not read as prompt; data.columns"),
         ({"tags": {"user_tag": "boss"}}, "a.tags.user_tag"),
         ({"columns": {"chosen": "good"}}, "a.columns.chosen"),
-        ({"num_samples": "ten"}, "max_samples: 'ten' instead of a positive whole number"),
+        ({"num_samples": "ten"}, "max_samples: 'ten' instead of a positive integer"),
         ({"formatting": "own"}, "a.formatting"),
         ({"strange": 1}, "a.strange: unknown key"),
     ],

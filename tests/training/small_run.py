@@ -134,7 +134,7 @@ def trainer_of(
     data: MultiModalDataset, folder: Path, model: Any = None, *, parts: dict[str, Any] | None = None, **given: Any
 ) -> Recording:
     """`parts` are arguments of the trainer, everything else is one of TrainingArguments."""
-    options: dict[str, Any] = {"first_check": False, "step": StepSettings(loss_chunk=16), **(parts or {})}
+    options: dict[str, Any] = {"packing_check": False, "step": StepSettings(loss_chunk=16), **(parts or {})}
     return Recording(
         model=model if model is not None else model_of(data.config.model_name.removeprefix("tiny:")),
         args=arguments(data, folder, **given),

@@ -59,4 +59,6 @@ def test_nobody_else_uses_what_is_private(folder: str) -> None:
 def private_overrides(found: ast.ClassDef) -> set[str]:
     bases = {ast.unparse(base) for base in found.bases}
     methods = {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
-    return methods & PRIVATE if bases & {"Trainer", "HFTrainer", "SafeCheckpoints", "PackedTraining"} else set()
+    return (
+        methods & PRIVATE if bases & {"Trainer", "HFTrainer", "CheckpointingTrainer", "PackedTrainerMixin"} else set()
+    )

@@ -472,7 +472,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: Path) -> None:
     told: list[Any] = []
-    parts = {"first_check": True, "on_packing_check": told.append}
+    parts = {"packing_check": True, "on_packing_check": told.append}
     checked = trainer_of(dataset(), tmp_path / "a", parts=parts, save_strategy="no", max_steps=2)
     checked.train()
     assert told == [checked.check_report]
@@ -486,7 +486,7 @@ def test_a_model_that_keeps_samples_apart_passes_and_nothing_is_drawn(tmp_path: 
 
 
 def test_every_modality_is_looked_at(tmp_path: Path) -> None:
-    trainer = trainer_of(dataset("qwen3_vl"), tmp_path, parts={"first_check": True}, save_strategy="no", max_steps=1)
+    trainer = trainer_of(dataset("qwen3_vl"), tmp_path, parts={"packing_check": True}, save_strategy="no", max_steps=1)
     trainer.train()
     assert trainer.check_report is not None
     assert {name.split("(")[1].split(",")[0] for name in trainer.check_report.samples} >= {"text", "image"}
@@ -497,21 +497,21 @@ def test_every_modality_is_looked_at(tmp_path: Path) -> None:
 def test_a_model_that_mixes_samples_does_not_start(tmp_path: Path) -> None:
     model = model_of()
     model.model.layers[0].register_forward_hook(lambda _, given, out: out + 0.1 * out.mean(1, keepdim=True))
-    trainer = trainer_of(dataset(), tmp_path, model, parts={"first_check": True}, save_strategy="no")
-    with pytest.raises(PacktrainError, match=r"(?s)before the first step.*first_check=False"):
+    trainer = trainer_of(dataset(), tmp_path, model, parts={"packing_check": True}, save_strategy="no")
+    with pytest.raises(PacktrainError, match=r"(?s)before the first step.*packing_check=False"):
         trainer.train()
     assert trainer.trained == []
 
 
-@pytest.mark.parametrize("first_check", [True, False])
-def test_a_compiler_that_fails_is_said_in_words(tmp_path: Path, first_check: bool) -> None:
+@pytest.mark.parametrize("packing_check", [True, False])
+def test_a_compiler_that_fails_is_said_in_words(tmp_path: Path, packing_check: bool) -> None:
     model, failure = model_of(), type("InductorError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
 
     def fail(*_: Any) -> None:
         raise failure("NoValidChoicesError")
 
     model.model.layers[0].register_forward_pre_hook(fail)
-    trainer = trainer_of(dataset(), tmp_path, model, parts={"first_check": first_check}, save_strategy="no")
+    trainer = trainer_of(dataset(), tmp_path, model, parts={"packing_check": packing_check}, save_strategy="no")
     with pytest.raises(ConfigError, match=r"(?s)could not be compiled.*NoValidChoices.*varlen or sdpa.*compile: false"):
         trainer.train()
 
@@ -524,7 +524,7 @@ def test_flex_attention_does_not_train_on_a_cpu() -> None:
 
 def test_padded_rows_have_nothing_to_check(tmp_path: Path) -> None:
     data = dataset(packing=False, rows_per_batch=2, packs_per_step=8)
-    trainer = trainer_of(data, tmp_path, parts={"first_check": True}, save_strategy="no", max_steps=1)
+    trainer = trainer_of(data, tmp_path, parts={"packing_check": True}, save_strategy="no", max_steps=1)
     trainer.train()
     assert trainer.check_report is None
     assert len(trainer.trained) == 4

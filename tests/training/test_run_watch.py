@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
-from packtrain.training.callbacks import RunWatch
+from packtrain.training.callbacks import RunLogger
 from packtrain.training.checkpoints import find_latest
 from packtrain.training.meter import StepMeter
 from packtrain.training.progress import TrainingProgress
@@ -36,7 +36,7 @@ class Noted(TrainingProgress):
 
 
 def watched(folder: Path, log: MetricsLog, *more: TrainerCallback, eval_dataset: Any = None, **options: Any) -> Any:
-    watch = RunWatch(log, Noted())
+    watch = RunLogger(log, Noted())
     parts = {"callbacks": [watch, *more], "on_step": watch.on_step, "meter": StepMeter(), "eval_dataset": eval_dataset}
     return trainer_of(dataset(), folder, parts=parts, **{"max_steps": 2, **options})
 
@@ -68,7 +68,7 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     finding = CheckResult(check="labels", difference=0.0, allowed=0.0)
     made |= {"kinds": ("text",), "longest": 1200}
     verdict = CheckReport(samples=("a (text)",), checks=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
-    RunWatch(MetricsLog(None), shown).on_packing_check(verdict)
+    RunLogger(MetricsLog(None), shown).on_packing_check(verdict)
     said = (
         "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"
     )
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_knows_what_was_before(tmp_path: Path) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         watched(tmp_path, log, **evaluating).train()
     before = read_metrics(tmp_path / "metrics.jsonl")
-    watch = RunWatch(MetricsLog(tmp_path / "metrics.jsonl"), Noted())
+    watch = RunLogger(MetricsLog(tmp_path / "metrics.jsonl"), Noted())
     parts = {"callbacks": [watch], "on_step": watch.on_step, "meter": StepMeter()}
     trainer_of(dataset(), tmp_path, parts=parts, max_steps=2).train(resume_from_checkpoint=True)
     seconds = [*(one.step_seconds for one in before.steps), *(one.seconds or 0.0 for one in before.evaluations)]
@@ -141,7 +141,7 @@ def test_an_evaluation_that_was_synthetic_for_stands_there_once(tmp_path: Path) 
 def test_a_state_of_monitors_that_cannot_be_read_ends_no_run(tmp_path: Path, saved: Any) -> None:
     shown = Noted()
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
-        watch = RunWatch(log, shown)
+        watch = RunLogger(log, shown)
         state = TrainerState(global_step=3, stateful_callbacks={"packtrain.monitors": saved})
         watch.on_train_begin(None, state, TrainerControl())  # type: ignore[arg-type]
         watch.on_step(step_of(4))

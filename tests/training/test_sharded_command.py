@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1] / "delivery"))
 ADAPTERS = "adapter_model.safetensors"
 pytestmark = pytest.mark.full
 FAMILY, STEPS = "qwen3_vl", 3
-FSDP, UNCHECKED = "training.sharding=fsdp", "training.quick_check=false"
+FSDP, UNCHECKED = "training.sharding=fsdp", "training.packing_check=false"
 LORA = ("model.method=lora", "model.lora_rank=4", "model.lora_dropout=0", UNCHECKED)
 
 
@@ -56,12 +56,12 @@ def write_config(folder: Path) -> Path:
 
 def trained(config: str, out: Path, *given: str, stop_at: int | None = None, resume: bool = False) -> Any:
     """A run to its end, or until a signal comes to the second rank after a step."""
-    from packtrain.training.callbacks import RunWatch
+    from packtrain.training.callbacks import RunLogger
     from packtrain.training.trainer import PackedTrainer
 
     fresh("fsdp" if "training.sharding=fsdp" in given else "ddp")
     seen: dict[str, Any] = {}
-    begin, on_step, on_packing_check = PackedTrainer._begin, RunWatch.on_step, RunWatch.on_packing_check
+    begin, on_step, on_packing_check = PackedTrainer._begin, RunLogger.on_step, RunLogger.on_packing_check
     proofs: list[Any] = []
 
     def looked(self: Any) -> None:
@@ -74,12 +74,12 @@ def trained(config: str, out: Path, *given: str, stop_at: int | None = None, res
         if metrics.step == stop_at and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
 
-    PackedTrainer._begin, RunWatch.on_step = looked, stepped  # type: ignore[method-assign]
-    RunWatch.on_packing_check = lambda self, report: proofs.append(report.outcome)  # type: ignore[method-assign]
+    PackedTrainer._begin, RunLogger.on_step = looked, stepped  # type: ignore[method-assign]
+    RunLogger.on_packing_check = lambda self, report: proofs.append(report.outcome)  # type: ignore[method-assign]
     try:
         outcome = train(config, (*given, f"training.output_dir={out}"), resume=resume)
     finally:
-        PackedTrainer._begin, RunWatch.on_step, RunWatch.on_packing_check = begin, on_step, on_packing_check  # type: ignore[method-assign]
+        PackedTrainer._begin, RunLogger.on_step, RunLogger.on_packing_check = begin, on_step, on_packing_check  # type: ignore[method-assign]
     return outcome.outcome.status, outcome.outcome.step, outcome.ready.resumed, seen["sharded"], proofs
 
 

@@ -104,7 +104,7 @@ def gradients(rank: int, world: int, place: str, folder: str, way: str, **settin
     fresh(way)
     seen = Gradients()
     model = model_of(FAMILY, dropout=0.0)
-    parts = {"callbacks": [seen], "watch_deadline": 30.0, "first_check": settings.get("packing", True)}
+    parts = {"callbacks": [seen], "watch_deadline": 30.0, "packing_check": settings.get("packing", True)}
     trainer = trainer_of(
         packs(place, epochs=1, **settings), Path(folder), model, parts=parts, save_strategy="no", max_steps=1,
         **options_of(way),

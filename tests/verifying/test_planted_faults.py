@@ -21,10 +21,10 @@ from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSamp
 from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention
 from packtrain.modeling.load import build_model
-from packtrain.training.loss import InChunks, loss_on
+from packtrain.training.loss import ChunkedTokenLoss, loss_on
 from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.compare import Collate
-from packtrain.verifying.quick import RowRoom, Training, quick_check
+from packtrain.verifying.packing_check import RowRoom, Training, packing_check
 from packtrain.verifying.verification import long_rows, verify_model
 
 Rows = dict[str, Any]
@@ -42,7 +42,7 @@ class Planted:
         self.dtype, self.spoil = dtype, lambda batch: batch
         self.spoil_loss: Callable[[Tensor, Any], Tensor] = lambda total, batch: total
         set_attention(self.model, backend, found.contract)
-        total = loss_on(InChunks(self.model, 16), torch.device("cpu"))
+        total = loss_on(ChunkedTokenLoss(self.model, 16), torch.device("cpu"))
         self.loss = lambda model, batch: self.spoil_loss(total(model, batch), batch)
 
     @property
@@ -79,10 +79,10 @@ class Planted:
             backward=backward, rows=rows, loss=self.loss,
         )  # fmt: skip
 
-    def first_check(self) -> CheckReport:
+    def packing_check(self) -> CheckReport:
         samples = self.samples
         long = [] if self.sees else text_samples(200, (600,))
-        return quick_check(
+        return packing_check(
             self.model,
             samples,
             self.collate(constant=ConstantShapes(tokens=1024)),
@@ -359,7 +359,7 @@ def planted(subject: Any) -> Callable[[Row], Planted]:
 def test_a_planted_fault(planted: Callable[[Row], Planted], row: Row) -> None:
     it = planted(row)
     with row.plant(it):
-        first, whole = it.first_check(), it.verify(backward=row.backward)
+        first, whole = it.packing_check(), it.verify(backward=row.backward)
     assert bool(first.failures) == row.first, first.checks
     assert bool(whole.failures) == row.verify, whole.checks
     assert {first.outcome, whole.outcome} <= {"passed", "failed"}

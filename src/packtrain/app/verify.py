@@ -152,13 +152,13 @@ def _samples(
 
 def _training_loss(model: Any, place: _Place) -> Any:
     """The default loss of `train`; from logits where the model cannot take it in chunks."""
-    from packtrain.training.loss import FromLogits, loss_on, make_losses
+    from packtrain.training.loss import LogitsTokenLoss, loss_on, make_losses
     from packtrain.training.step_settings import StepSettings
 
     try:
         losses = make_losses(model, StepSettings())
     except ConfigError:
-        losses = FromLogits()
+        losses = LogitsTokenLoss()
     return loss_on(losses, place.device)
 
 

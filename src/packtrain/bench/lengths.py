@@ -194,7 +194,7 @@ _NAMES = {name for choices in _COLUMNS_OF.values() for names in choices for name
 
 
 def read_lengths(path: Path) -> Samples:
-    """The samples of a .npz, .npy, .csv or .parquet file, of a cost table's folder, or of a text of whole numbers."""
+    """The samples of a .npz, .npy, .csv or .parquet file, of a cost table's folder, or of a text of integers."""
     if not path.exists():
         raise ConfigError("--lengths", got=f"{path} (not there)", expected="a file of lengths, or a cost table")
     file = path / COSTS if path.is_dir() else path

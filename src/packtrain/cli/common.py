@@ -85,7 +85,7 @@ class _Logged(logging.Handler):
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """A list of whole numbers, separated by commas."""
+    """A list of integers, separated by commas."""
     parts = [part.strip().replace("_", "") for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and part.isascii() and int(part) > 0 for part in parts):
         raise ConfigError(option, got=text, expected="positive integers, such as 8192,16384")

@@ -209,8 +209,8 @@ def _compiler(ready: ReadyRun) -> str:
 def _packing_check(ready: ReadyRun) -> str:
     check = ready.packing_check
     if check is None:
-        waits = ready.run.quick_check and ready.run.shares_weights
-        return "run by all processes before the first step" if waits else "off (quick_check: false)"
+        waits = ready.run.packing_check and ready.run.shares_weights
+        return "run by all processes before the first step" if waits else "off (packing_check: false)"
     return "\n".join(check.summary_lines())
 
 

@@ -85,11 +85,11 @@ def _plain(value: Any) -> bool:
 
 
 FLAG = Kind("true or false", (bool,))
-COUNT = whole("a positive whole number", 1)
-WHOLE = whole("a whole number of at least 0", 0)
-SEED = whole("a whole number from 0 to 4294967295", 0, 2**32 - 1)
+COUNT = whole("a positive integer", 1)
+WHOLE = whole("an integer of at least 0", 0)
+SEED = whole("an integer from 0 to 4294967295", 0, 2**32 - 1)
 STEPS = whole("a whole number of steps, at most a billion", -1, 10**9)
-PLACE = whole("a whole number of at least -1", -1)
+PLACE = whole("an integer of at least -1", -1)
 AMOUNT = number("a number of at least 0", lambda value: value >= 0)
 POSITIVE = number("a number above 0", lambda value: value > 0)
 RATE = number("a number from 0 to 1000", lambda value: 0 <= value <= 1000)

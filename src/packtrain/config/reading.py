@@ -8,8 +8,9 @@ from typing import Any
 
 from packtrain.config.config_files import RuntimeValue, Written
 from packtrain.config.data_section import MEDIA_LIMITS
+from packtrain.config.foreign_keys import OF_SYSTEM, THEIRS
+from packtrain.config.foreign_values import Meant
 from packtrain.config.keys import Raw, brief_name
-from packtrain.config.meanings import Meant
 from packtrain.config.sections import (
     ALIASES,
     HOMES,
@@ -22,7 +23,6 @@ from packtrain.config.sections import (
     names_model,
 )
 from packtrain.config.systems import detect_systems, system_marks
-from packtrain.config.theirs import OF_SYSTEM, THEIRS
 from packtrain.core.errors import ConfigError
 
 _EMPTY: tuple[str, Any] = ("processor_config", {})  # that held the name of the model alone

@@ -133,7 +133,7 @@ class StepSection(Section):
         "Number of GPUs that the config is for: `plan` uses it; `train` warns if it runs on another number.",
         aliases=("NPROC_PER_NODE",),
     )
-    quick_check: bool | None = key(FLAG, "Run the packing check on the model before the first step.", default=True)
+    packing_check: bool | None = key(FLAG, "Run the packing check on the model before the first step.", default=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

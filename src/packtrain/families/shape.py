@@ -340,7 +340,7 @@ class Values:
         return self._config[key] if key in self._config else self._defaults.get(key)
 
     def size(self, *keys: str) -> int:
-        """A positive whole number, by the first key that the config has; null means the default."""
+        """A positive integer, by the first key that the config has; null means the default."""
         for source in (self._config, self._defaults):
             for key in keys:
                 if source.get(key) is not None:
@@ -369,7 +369,7 @@ class Values:
 
     def _whole(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self._where}.{key}", got=value, expected="a positive whole number")
+            raise ConfigError(f"{self._where}.{key}", got=value, expected="a positive integer")
         return value
 
 

@@ -275,7 +275,7 @@ def _matrix(
                 f"capacities[{name!r}]", got=name, expected=", ".join(resources), fix=nearest(name, resources)
             )
         if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or not 0 < capacity < _LARGEST:
-            raise ConfigError(f"capacities[{name!r}]", got=repr(capacity), expected="a positive whole number")
+            raise ConfigError(f"capacities[{name!r}]", got=repr(capacity), expected="a positive integer")
     columns = [_column(name, resources[name]) for name in capacities]
     if len({len(column) for column in columns}) > 1:
         lengths = ", ".join(f"{name}: {len(column):,}" for name, column in zip(capacities, columns, strict=True))

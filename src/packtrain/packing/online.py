@@ -45,7 +45,7 @@ class OnlinePacker:
 
     def __init__(self, capacities: Mapping[str, int], *, buffer: int) -> None:
         if not capacities or not all(_is_whole(limit) and limit >= 1 for limit in capacities.values()):
-            raise ConfigError("capacities", got=dict(capacities), expected="at least one, positive whole numbers")
+            raise ConfigError("capacities", got=dict(capacities), expected="at least one, positive integers")
         if not _is_whole(buffer) or buffer < 1:
             raise ConfigError("packing_buffer", got=buffer, expected="at least 1 sample")
         self._names = tuple(sorted(capacities))  # saved sizes follow it, so it must not depend on the caller's order

@@ -76,7 +76,7 @@ class PackingConfig:
         if self.packing_strategy == WRAPPED:
             self._check_wrapped()
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError("seed", got=self.seed, expected="a whole number of at least 0")
+            raise ConfigError("seed", got=self.seed, expected="an integer of at least 0")
 
     def _check_wrapped(self) -> None:
         """Packs are filled by tokens alone, and nothing is too long for them."""
@@ -127,4 +127,4 @@ def _check_count(name: str, value: object, *, optional: bool) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**62:
         fix = "leave it out for no limit" if optional else ""
-        raise ConfigError(name, got=repr(value), expected="a positive whole number", fix=fix)
+        raise ConfigError(name, got=repr(value), expected="a positive integer", fix=fix)

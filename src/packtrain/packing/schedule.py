@@ -70,7 +70,7 @@ class Schedule:
 
     def __init__(self, plan: PackPlan, *, packs_per_step: int, seed: int = 0, balance: Balance = "sorted") -> None:
         if isinstance(packs_per_step, bool) or not isinstance(packs_per_step, int) or packs_per_step < 1:
-            raise ConfigError("packs_per_step", got=packs_per_step, expected="a positive whole number")
+            raise ConfigError("packs_per_step", got=packs_per_step, expected="a positive integer")
         if balance not in get_args(Balance):
             names = get_args(Balance)
             raise ConfigError("balance", got=balance, expected=", ".join(names), fix=nearest(str(balance), names))

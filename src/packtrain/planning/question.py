@@ -57,7 +57,7 @@ class Baseline:
             value = getattr(self, name)
             least = 0 if name in ("warmup_steps", "save_delay_steps") else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise ConfigError(f"baseline.{name}", got=repr(value), expected=f"a whole number from {least} on")
+                raise ConfigError(f"baseline.{name}", got=repr(value), expected=f"an integer from {least} on")
         for name in ("learning_rate", "vit_lr", "aligner_lr"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

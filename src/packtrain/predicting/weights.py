@@ -120,7 +120,7 @@ def _tensor(path: Path, name: str, entry: Any, end: int) -> TensorInfo:
 
 
 def _numbers(value: Any) -> list[int] | None:
-    """A short list of whole numbers, or None; the product of a long one could take for ever."""
+    """A short list of integers, or None; the product of a long one could take for ever."""
     if not isinstance(value, list) or len(value) > 16:
         return None
     return value if all(type(item) is int and 0 <= item < 2**63 for item in value) else None

@@ -362,7 +362,7 @@ def _check(values: Item, where: str, problems: list[str]) -> None:
             problems.append(f"{where}.{key}: {brief(share)} instead of a number above 0")
     most = values.get("max_samples")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        problems.append(f"{where}.max_samples: {brief(most)} instead of a positive whole number")
+        problems.append(f"{where}.max_samples: {brief(most)} instead of a positive integer")
     if all(key in values for key in SHARE_KEYS):
         problems.append(f"{where}: weight and repeats are mutually exclusive")
 

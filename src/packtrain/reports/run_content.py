@@ -34,7 +34,7 @@ _NO_CAUSE = frozenset(
         *("packs_per_step", "effective_batch_size", "per_device_train_batch_size", "balance", "output_dir", "run_name"),
         *("cache_dir", "costs", "plan", "cache_tokens", "eval_packing", "logging_steps", "logging_dir", "report_to"),
         *("save_steps", "save_strategy", "save_delay_steps", "save_total_limit", "eval_steps", "eval_strategy"),
-        *("compile", "gradient_checkpointing", "vision_checkpointing", "vision_batch_patches", "quick_check"),
+        *("compile", "gradient_checkpointing", "vision_checkpointing", "vision_batch_patches", "packing_check"),
         *("dataloader_num_workers", "dataloader_prefetch_factor", "streaming"),
     )
 )

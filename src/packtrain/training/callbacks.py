@@ -173,7 +173,7 @@ class EarlyStopping(TrainerCallback):
 # ---- metrics
 
 
-class RunWatch(TrainerCallback):
+class RunLogger(TrainerCallback):
     """Takes every step and evaluation of a run; only the first rank writes and shows, all of them count."""
 
     def __init__(self, log: MetricsLog, progress: TrainingProgress, limits: MonitorLimits | None = None) -> None:

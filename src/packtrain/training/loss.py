@@ -26,7 +26,7 @@ _SMALLEST = 1e-12  # a step without any loss is divided by it, not by 0
 # ---- of a batch
 
 
-class SumOfLosses(Protocol):
+class TokenLossSum(Protocol):
     """Runs a model on a batch. Labels and weights are of the batch too; `targets` are made of them on the host."""
 
     def targets(self, inputs: Batch) -> Targets | None:
@@ -38,7 +38,7 @@ class SumOfLosses(Protocol):
         ...
 
 
-class InChunks:
+class ChunkedTokenLoss:
     """Inside the wrapped forward, without logits of the whole row."""
 
     def __init__(self, model: Any, chunk: int, smoothing: float = 0.0) -> None:
@@ -54,7 +54,7 @@ class InChunks:
         return outputs["loss"], outputs
 
 
-class FromLogits:
+class LogitsTokenLoss:
     """From the logits of the whole row, for models whose head cannot be taken apart."""
 
     def __init__(self, smoothing: float = 0.0) -> None:
@@ -75,12 +75,14 @@ class FromLogits:
         return (losses * weights[..., 1:][supervised].float()).sum(), outputs
 
 
-def make_losses(model: Any, settings: StepSettings, smoothing: float = 0.0) -> SumOfLosses:
+def make_losses(model: Any, settings: StepSettings, smoothing: float = 0.0) -> TokenLossSum:
     """How a run takes the losses of this model; `smoothing` is Trainer's `label_smoothing_factor`."""
-    return InChunks(model, settings.loss_chunk, smoothing) if settings.chunked_loss else FromLogits(smoothing)
+    return (
+        ChunkedTokenLoss(model, settings.loss_chunk, smoothing) if settings.chunked_loss else LogitsTokenLoss(smoothing)
+    )
 
 
-def loss_on(losses: SumOfLosses, device: torch.device) -> Callable[[Any, Any], Tensor]:
+def loss_on(losses: TokenLossSum, device: torch.device) -> Callable[[Any, Any], Tensor]:
     """The sum of the token losses of one batch that is still on the host, as a step takes it."""
 
     def total(model: Any, batch: Any) -> Tensor:

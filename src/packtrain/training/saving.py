@@ -52,7 +52,7 @@ class OnInterrupt(Protocol):
         ...
 
 
-class SafeCheckpoints(HFTrainer):
+class CheckpointingTrainer(HFTrainer):
     """Trainer whose checkpoints are whole or not there."""
 
     settings: StepSettings

@@ -23,9 +23,9 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 
 from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchInfo
 from packtrain.delivery.collate.collators import PackCollator
-from packtrain.delivery.trainers.mixin import PackedTraining
+from packtrain.delivery.trainers.mixin import PackedTrainerMixin
 from packtrain.delivery.trainers.refused_arguments import SHARDED
-from packtrain.delivery.trainers.watch import RankWatch
+from packtrain.delivery.trainers.watch import RankWatchdog
 from packtrain.modeling.attention import has_own_attention
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.modeling.model_parts import HALF
@@ -35,30 +35,30 @@ from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training.agreement import world_size
 from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow, save_state, saved_state
 from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
-from packtrain.training.first_check import check_first_batch
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import FromLogits, StepReach, SumOfLosses, evaluate, leave_alone, make_losses
+from packtrain.training.loss import LogitsTokenLoss, StepReach, TokenLossSum, evaluate, leave_alone, make_losses
 from packtrain.training.masters import masters_of
 from packtrain.training.meter import Meter
 from packtrain.training.optimizers import build_optimizer
+from packtrain.training.packing_check import check_first_packs
 from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
-from packtrain.training.saving import OnInterrupt, SafeCheckpoints
+from packtrain.training.saving import CheckpointingTrainer, OnInterrupt
 from packtrain.training.step_settings import StepSettings
 from packtrain.verifying.check_result import CheckReport
-from packtrain.verifying.quick import Training
+from packtrain.verifying.packing_check import Training
 
 _METER = "packtrain.meter"  # its name in trainer_state.json
 WATCH_DEADLINE = 120.0  # seconds until all ranks have ended when one has
 
 
-class PackedTrainer(PackedTraining, SafeCheckpoints):
+class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
     """Trains a model on a dataset of packs, or on padded rows; evaluates on another; see docs/reference/trainer.md.
 
     on_step       gets the metrics of each step, on every rank; Trainer then prints nothing of its own
-    on_packing_check      gets the result of the check before the first step, once it has passed
-    first_check   whether packing is checked on the samples of the first batch before training
+    on_packing_check  gets the result of that check, once it has passed
+    packing_check  whether packing is checked on the samples of the first batch before training
     watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
     memory_model  predicts what would have fitted when memory ends
     on_host       names of what stays on the host when a batch is moved, as `modeling.host_sync.avoid_host_sync` says
@@ -77,7 +77,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         meter: Meter | None = None,
         on_step: Callable[[Any], None] | None = None,
         on_packing_check: Callable[[CheckReport], None] | None = None,
-        first_check: bool = True,
+        packing_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
         memory_model: ModelPrediction | None = None,
         on_host: Sequence[str] = (),
@@ -87,8 +87,8 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         packing = getattr(getattr(train_dataset, "config", None), "packing", True)
         refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
         self._meter: Meter = meter if meter is not None else Meter()
-        self._on_step, self._on_proof = on_step, on_packing_check
-        self._first_check, self._deadline = first_check, watch_deadline
+        self._on_step, self._on_packing_check = on_step, on_packing_check
+        self._checks_packing, self._deadline = packing_check, watch_deadline
         self._memory_model, self._on_host = memory_model, tuple(on_host)
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
             prepare_model(model, device=args.device)
@@ -111,12 +111,12 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         refuse_unsharded(args, is_sharded=self.is_fsdp_enabled)
         if use_cache is not None:  # Trainer turns it off, and would save it so; batches say it themselves
             self.model.config.use_cache = use_cache
-        self._losses: SumOfLosses | None = None
+        self._losses: TokenLossSum | None = None
         if not given_loss:
             self._losses = make_losses(model, self.settings, args.label_smoothing_factor)
         self._interrupts, self._freeze = Interrupts(), FreezeObjects()
         self._flow = RunFlow(self._interrupts, self.decision, save_delay_steps=self.settings.save_delay_steps)
-        self._watch: RankWatch | None = None
+        self._watch: RankWatchdog | None = None
         self.check_report: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
@@ -169,7 +169,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         self._interrupts.lost = lambda: lost_by_stopping(Path(str(self.args.output_dir)))
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
-        self._watch = RankWatch.of_group(deadline=self._deadline)
+        self._watch = RankWatchdog.of_group(deadline=self._deadline)
         return self._watch
 
     def _answer(self) -> None:
@@ -329,7 +329,7 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
     def _sum_of(self, model: Any, batch: Batch) -> Tensor:
         """The sum of the token losses of one batch."""
         self._latest = batch.info
-        losses = self._losses if self._losses is not None else FromLogits()
+        losses = self._losses if self._losses is not None else LogitsTokenLoss()
         targets = losses.targets(batch)
         with self.compute_loss_context_manager():
             return losses.total(model, self.prepared(batch), targets)[0]
@@ -384,8 +384,8 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
         if (saved := saved_state(self.state, _METER)) is not None:
             self._meter.load_state_dict(saved)
         self._meter.attend(self.model, self.args.device)
-        if self._first_check and isinstance(self.data_collator, PackCollator):
-            self.check_report = check_first_batch(
+        if self._checks_packing and isinstance(self.data_collator, PackCollator):
+            self.check_report = check_first_packs(
                 self.model_wrapped,
                 self.train_dataset,
                 self.data_collator,
@@ -394,8 +394,8 @@ class PackedTrainer(PackedTraining, SafeCheckpoints):
                 world=self.args.world_size,
                 training=self._as_trained(),
             )
-            if self._on_proof is not None:
-                self._on_proof(self.check_report)
+            if self._on_packing_check is not None:
+                self._on_packing_check(self.check_report)
         self._go_on()
 
     def _as_trained(self) -> Training | None:

@@ -28,7 +28,7 @@ from packtrain.modeling.vision import split_vision
 from packtrain.predicting.calibration import Measurement
 from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Load, TrainingSetup
-from packtrain.training.loss import FromLogits, InChunks, SumOfLosses
+from packtrain.training.loss import ChunkedTokenLoss, LogitsTokenLoss, TokenLossSum
 from packtrain.training.masters import make_optimizer
 from packtrain.training.predictions import batch_load
 from packtrain.training.stopwatch import device_memory, stopwatch
@@ -120,7 +120,9 @@ class _Run:
         self._info = batch.info
         ready, setup = _prepare_model(trial, device, dtype), trial.setup
         self._model, self._waited = ready.model, not ready.on_host
-        self._losses: SumOfLosses = InChunks(ready.model, setup.loss_chunk) if setup.chunked_loss else FromLogits()
+        self._losses: TokenLossSum = (
+            ChunkedTokenLoss(ready.model, setup.loss_chunk) if setup.chunked_loss else LogitsTokenLoss()
+        )
         self._targets = self._losses.targets(batch)
         self._batch = Batch({**batch.to(device), **{name: batch[name] for name in ready.on_host if name in batch}})
         self._trained = [weight for weight in self._model.parameters() if weight.requires_grad]

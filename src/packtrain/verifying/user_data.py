@@ -13,7 +13,7 @@ from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
 from packtrain.verifying.check_result import PricedSample
-from packtrain.verifying.quick import sample_kind
+from packtrain.verifying.packing_check import sample_kind
 
 MOST_LOOKED_AT = 500  # records
 MOST_TOKENS = 8_192  # of all samples together: logits of every token are kept

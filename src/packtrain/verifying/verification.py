@@ -54,7 +54,7 @@ from packtrain.verifying.model_states import (
     stock_attention,
     supports_checkpointing,
 )
-from packtrain.verifying.quick import sample_described
+from packtrain.verifying.packing_check import sample_described
 from packtrain.verifying.trained_loss import TrainingLoss, compare_training_loss, loss_tolerance
 
 

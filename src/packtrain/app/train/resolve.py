@@ -42,7 +42,7 @@ class ResolvedRun:
     size: StepSize
     length: RunLength
     world: int
-    quick_check: bool = True
+    packing_check: bool = True
     merge_adapters: bool = False
     notes: tuple[str, ...] = ()
 
@@ -102,7 +102,7 @@ def resolve_run(
         size=size,
         length=length,
         world=world,
-        quick_check=config.training.quick_check is not False,
+        packing_check=config.training.packing_check is not False,
         merge_adapters=bool(config.model.merge_adapters),
         notes=tuple(
             dict.fromkeys(

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.app.train.run_numbers import Dataset
     from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.modeling.preparation import ReadyModel
-    from packtrain.training.callbacks import RunWatch
+    from packtrain.training.callbacks import RunLogger
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.predictions import ModelPrediction
     from packtrain.training.progress import TrainingProgress
@@ -149,7 +149,7 @@ class Session:
             trained=[one.name for one in loaded.trainable if one.trained],
             dtype=str(loaded.dtype).removeprefix("torch."),
         )
-        if run.quick_check and run.data.packing and not run.shares_weights:
+        if run.packing_check and run.data.packing and not run.shares_weights:
             progress("checking packing on the model")
         ready = ReadyRun(
             run=run,
@@ -206,7 +206,7 @@ class Session:
     def train(self, console: Console | None) -> TrainOutcome:
         """Train until the end, or until it is stopped."""
         from packtrain.runs.metrics_log import METRICS, MetricsLog
-        from packtrain.training.callbacks import RunWatch
+        from packtrain.training.callbacks import RunLogger
 
         folder = RunFolder(self.prepared.run.folder)
         if self.here.first:
@@ -214,7 +214,7 @@ class Session:
         started, trainer = time.monotonic(), None
         with MetricsLog(folder.path / METRICS if self.here.first else None) as log:
             shown = self._progress(console)
-            watch = RunWatch(log, shown, MonitorLimits.of(self.prepared.run.config.training.monitors or {}))
+            watch = RunLogger(log, shown, MonitorLimits.of(self.prepared.run.config.training.monitors or {}))
             try:
                 trainer = self._trainer(watch)
                 with shown:
@@ -287,7 +287,7 @@ class Session:
         return Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED
 
     def _outcome(
-        self, status: str, detail: str, trainer: PackedTrainer | None, watch: RunWatch, started: float
+        self, status: str, detail: str, trainer: PackedTrainer | None, watch: RunLogger, started: float
     ) -> RunOutcome:
         last, numbers = watch.last, _summary(self.prepared.run.folder) if self.here.first else None
         return RunOutcome(
@@ -320,8 +320,8 @@ class Session:
             every=self.ready.course.logged_every,
         )
 
-    def _trainer(self, watch: RunWatch) -> PackedTrainer:
-        from packtrain.delivery.loader.failures import FailureWatch
+    def _trainer(self, watch: RunLogger) -> PackedTrainer:
+        from packtrain.delivery.loader.failures import FailureCounter
         from packtrain.training.meter import StepMeter
         from packtrain.training.trainer import PackedTrainer
 
@@ -349,11 +349,11 @@ class Session:
             on_host=loaded.on_host,
             on_step=watch.on_step,
             # With several processes the model is checked as it is wrapped.
-            first_check=run.quick_check and self.here.world > 1,
+            packing_check=run.packing_check and self.here.world > 1,
             on_packing_check=watch.on_packing_check if run.shares_weights else None,  # else it is shown before the run
             memory_model=None if run.data.online else predicted,
             callbacks=[watch],
-            failures=FailureWatch(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
+            failures=FailureCounter(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
         )
 
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
@@ -422,18 +422,18 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     process, and the trainer runs the check later.
     """
     from packtrain.modeling.preparation import ready_for_steps
-    from packtrain.training.first_check import check_first_batch
     from packtrain.training.loss import loss_on, make_losses
-    from packtrain.verifying.quick import Training
+    from packtrain.training.packing_check import check_first_packs
+    from packtrain.verifying.packing_check import Training
 
     run = prepared.run
-    if not (run.quick_check and run.data.packing) or run.shares_weights:
+    if not (run.packing_check and run.data.packing) or run.shares_weights:
         return None
     loaded.model.to(device)
     ready_for_steps(loaded.model, run.step.vision_batch_patches)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
     losses = make_losses(loaded.model, run.step, smoothing)
-    return check_first_batch(
+    return check_first_packs(
         loaded.model,
         prepared.dataset,
         _collator(prepared, prepared.dataset, loaded),

@@ -35,7 +35,7 @@ class FailureVerdict:
     votes: int = 0  # ranks that said yes to what was asked beside
 
 
-class FailureWatch:
+class FailureCounter:
     """The failure budget of a training run.
 
     `take` every batch; then all ranks call `decide` together, at the end of each step and before a state is saved. What

@@ -47,7 +47,7 @@ class PackSampler(Sampler[list[PackKey]]):
             names = get_args(Span)
             raise ConfigError("span", got=span, expected=", ".join(names), fix=nearest(str(span), names))
         if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
-            raise ConfigError("rows_per_batch", got=rows_per_batch, expected="a positive whole number")
+            raise ConfigError("rows_per_batch", got=rows_per_batch, expected="a positive integer")
         self.schedule, self.rank, self.world, self.span = schedule, rank, world, span
         self.rows_per_batch = rows_per_batch
         self.epoch = 0

@@ -28,7 +28,7 @@ from transformers import (
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, BatchInfo
 from packtrain.delivery.collate.collators import PackCollator
-from packtrain.delivery.loader.failures import FailureWatch
+from packtrain.delivery.loader.failures import FailureCounter
 from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.loader.sampler import check_ranks, rank_and_world
 from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, refused_arguments
@@ -149,8 +149,8 @@ def check_arguments(
         )
 
 
-class PackedTraining:
-    """Mixin for Trainer: `class MyTrainer(PackedTraining, Trainer)`, with a dataset of packs as train_dataset.
+class PackedTrainerMixin:
+    """Mixin for Trainer: `class MyTrainer(PackedTrainerMixin, Trainer)`, with a dataset of packs as train_dataset.
 
     The loader is handed to Trainer as it is: accelerate would share its packs out among the ranks once more. Without
     a loss or a collator of your own they are `token_loss` and the dataset's. Arguments that were left at their defaults
@@ -173,7 +173,7 @@ class PackedTraining:
         args: TrainingArguments | None = None,
         *,
         train_dataset: Any = None,
-        failures: FailureWatch | None = None,
+        failures: FailureCounter | None = None,
         eval_collator: Any = None,
         **options: Any,
     ) -> None:
@@ -202,7 +202,7 @@ class PackedTraining:
         packing = isinstance(self.data_collator, PackCollator)
         check_arguments(self.args, schedule, rows_per_batch=rows, packing=packing, own_loss=own_loss)
         ledger = Path(str(self.args.output_dir)) / LEDGER
-        self.failures = failures if failures is not None else FailureWatch(ledger_path=ledger)
+        self.failures = failures if failures is not None else FailureCounter(ledger_path=ledger)
         self._progress = PlanProgress(schedule, self.train_dataset)
         self.decision = JointDecision(self.failures, self._progress.epoch_ends)
         for callback in (self._progress, self.decision):
@@ -374,7 +374,7 @@ class JointDecision(TrainerCallback):
     after this one find in `votes` how many ranks said yes.
     """
 
-    def __init__(self, failures: FailureWatch, epoch_ends: Collection[int] = ()) -> None:
+    def __init__(self, failures: FailureCounter, epoch_ends: Collection[int] = ()) -> None:
         self._failures = failures
         self._epoch_ends = frozenset(epoch_ends)  # steps
         self.vote: Callable[[], bool] = lambda: False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # configs are checked without transformers
     from transformers import TrainingArguments
 
 RefusedBy = Literal["packs", "trainer", "config"]
-PACKS: frozenset[RefusedBy] = frozenset(("packs",))  # every Trainer with `PackedTraining`
+PACKS: frozenset[RefusedBy] = frozenset(("packs",))  # every Trainer with `PackedTrainerMixin`
 TRAINER: frozenset[RefusedBy] = frozenset(("trainer",))  # PackedTrainer only
 CONFIG: frozenset[RefusedBy] = frozenset(("config",))  # the keys of a config, before anything is loaded
 SHARDED = "SHARDED_STATE_DICT"

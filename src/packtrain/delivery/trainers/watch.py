@@ -151,10 +151,10 @@ def end_process(message: str, *, code: int = 1) -> None:
     os._exit(code)
 
 
-class RankWatch:
+class RankWatchdog:
     """One rank's part of the watch.
 
-    with RankWatch.of_group(deadline=120) as watch:
+    with RankWatchdog.of_group(deadline=120) as watch:
         for step, batch in enumerate(loader):
             watch.beat(step)          # the batch is here: a rank whose data do not come is behind the others
             ...
@@ -200,7 +200,7 @@ class RankWatch:
         self._threads: list[threading.Thread] = []
 
     @classmethod
-    def of_group(cls, group: ProcessGroup | None = None, **settings: object) -> RankWatch:
+    def of_group(cls, group: ProcessGroup | None = None, **settings: object) -> RankWatchdog:
         """A watch over the ranks of a process group, with a store of its own on the first rank. All ranks call it."""
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         host = os.environ.get("MASTER_ADDR") or socket.gethostname()
@@ -245,7 +245,7 @@ class RankWatch:
             self._wait(lambda: all(beat is not None and beat.state != "runs" for beat in self._heartbeats.values()))
         self._stop()
 
-    def start(self) -> RankWatch:
+    def start(self) -> RankWatchdog:
         """Start sending heartbeats and checking those of others."""
         if self._world > 1 and not self._threads:
             for target in (self._exchange, self._monitor):
@@ -253,7 +253,7 @@ class RankWatch:
                 self._threads[-1].start()
         return self
 
-    def __enter__(self) -> RankWatch:
+    def __enter__(self) -> RankWatchdog:
         return self.start()
 
     def __exit__(

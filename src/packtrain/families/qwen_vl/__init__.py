@@ -44,7 +44,7 @@ _ALL = (
         processors=("Qwen3VLProcessor",),
         shape=model.QWEN3_VL,
         small_image=model.small_image,
-        image_sizes="packtrain.families.qwen_vl.encoder:image_sizes",
+        image_sizes="packtrain.families.qwen_vl.vision_encoder:image_sizes",
         tiny=model.TINY_QWEN3_VL,
         published=model.PUBLISHED_QWEN3_VL,
     ),

@@ -210,7 +210,7 @@ class _Window:
                 raise self._cut_off() from error
             detail = f"{self.place()}: {error.msg} {self.place(error.pos)}"
             raise RecordError("read", BROKEN_REST, detail) from error
-        except ValueError as error:  # a whole number of more than 4,300 digits
+        except ValueError as error:  # an integer of more than 4,300 digits
             raise RecordError("read", NOT_JSON, f"{self.place()}: {error}; the rest cannot be read") from error
 
     def _take(self, expected: str) -> None:

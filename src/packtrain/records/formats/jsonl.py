@@ -49,7 +49,7 @@ def parse_object(raw: bytes | str) -> dict[str, object]:
         raise RecordError("read", TOO_DEEP, f"more than {DEEPEST} levels") from error
     except json.JSONDecodeError as error:
         raise RecordError("read", NOT_JSON, f"{error.msg} at character {error.pos + 1}") from error
-    except ValueError as error:  # a whole number of more than 4,300 digits
+    except ValueError as error:  # an integer of more than 4,300 digits
         raise RecordError("read", NOT_JSON, str(error)) from error
     if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
         if not all(any(key in one for key in _OF_TURNS) for one in value):

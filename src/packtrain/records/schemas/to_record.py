@@ -238,7 +238,7 @@ def _parse_lists(value: RawRecord) -> RawRecord:
 
 
 def _record_id(plan: Plan, value: RawRecord, origin: str) -> str:
-    """The data's own id where it is a text or a whole number, else where the record was found."""
+    """The data's own id where it is a text or an integer, else where the record was found."""
     if plan.id_column is None:
         return origin
     data_id = value[plan.id_column]

@@ -153,7 +153,7 @@ class Training:
     smoothing: float = 0.0  # label smoothing
 
 
-def quick_check(
+def packing_check(
     model: Any,
     samples: Sequence[EncodedSample],
     collate: Collate,

@@ -20,13 +20,13 @@ from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
-from packtrain.verifying.quick import RowRoom, Training, quick_check
+from packtrain.verifying.packing_check import RowRoom, Training, packing_check
 
 _PACKS = 8  # that are looked into for samples
 Samples = tuple[EncodedSample, ...]
 
 
-def check_first_batch(
+def check_first_packs(
     model: Any,
     dataset: Any,
     collate: Any,
@@ -49,7 +49,7 @@ def check_first_batch(
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with preserve_random_state(), torch.compiler.set_stance("force_eager"):
         try:
-            report = quick_check(
+            report = packing_check(
                 model,
                 [sample for pack in packs for sample in pack],
                 collate,
@@ -85,7 +85,7 @@ def _raise_together(fault: str | None) -> None:
             problems=faults,
             expected="packed samples that do not attend to each other",
             fix="run `packtrain verify` for details, try attn_implementation sdpa, or turn the check off "
-            "(first_check=False)",
+            "(packing_check=False)",
         )
 
 

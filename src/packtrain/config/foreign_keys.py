@@ -1,7 +1,7 @@
 """Keys of other systems that are no other name of one of ours: what they mean here, or why they cannot be.
 
 Each is a row of a table. Plain other names are listed with the key they mean, in `sections`; the rows of one dataset of
-a list are in `meanings`.
+a list are in `foreign_values`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from packtrain.config.keys import Raw
-from packtrain.config.meanings import (
+from packtrain.config.foreign_values import (
     Meaning,
     Means,
     Meant,
@@ -30,6 +29,7 @@ from packtrain.config.meanings import (
     switch,
     to,
 )
+from packtrain.config.keys import Raw
 
 _ATTENTION = {
     **{"auto": "auto", "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager"},
