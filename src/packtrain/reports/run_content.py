@@ -83,7 +83,7 @@ def _run(run: TrainingRun) -> Content:
         "earlier_warnings": max(0, len(run.warnings) - SHOWN_WARNINGS),
         "ledger": most_frequent(run.ledger),
         "left_out": sum(run.ledger.values()),
-        "notes": [shown(note, LONGEST) for note in (*run.notes, *about.said[:SHOWN_NOTES])],
+        "notes": [shown(note, LONGEST) for note in (*run.notes, *about.printed[:SHOWN_NOTES])],
     }
 
 
