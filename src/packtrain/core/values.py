@@ -144,7 +144,7 @@ class Record:
 
     @property
     def structured(self) -> bool:
-        """Does it have anything for the chat template that only some of them write?"""
+        """True if it has tools, reasoning or template variables, which only some chat templates write."""
         return self.variables is not None or any(m.extras is not None or m.role == "tool" for m in self.messages)
 
     def beside(self) -> Iterator[str]:

@@ -88,7 +88,7 @@ class ReadyModel:
 
 
 def training_device(local_rank: int, *, use_cpu: bool) -> torch.device:
-    """Where this process trains."""
+    """The device that this process trains on."""
     if torch.cuda.is_available() and not use_cpu:
         return torch.device("cuda", local_rank)
     return torch.device("cpu")
@@ -167,7 +167,7 @@ def configure_model(
 
 
 def ready_for_steps(model: Any, vision_batch_patches: int | None = None) -> None:
-    """Put on a model what steps rely on. Its encoder runs on at most `vision_batch_patches` at a time."""
+    """Install the hooks that training steps need. The vision encoder runs on at most `vision_batch_patches` at a time."""
     keep_adapter_precision(model)
     keep_four_bits(model)
     if hasattr(model, "config") and hasattr(model.config, "to_dict"):

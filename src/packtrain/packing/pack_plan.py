@@ -73,7 +73,7 @@ class EpochCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockedCount:
-    """What became of offering samples to finished packs, for one limit."""
+    """How often one limit kept a further sample out of a finished pack."""
 
     stopped: int  # offers that this limit refused
     alone: int  # of these, offers that no other limit refused
@@ -82,7 +82,7 @@ class BlockedCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockedSummary:
-    """What became of offering typical samples to the finished packs of the first epoch."""
+    """Which limits kept typical samples out of the finished packs of the first epoch."""
 
     offers: int = 0
     refused: int = 0

@@ -375,7 +375,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         super().log(logs, start_time)
 
     def _begin(self) -> None:
-        """Everything is loaded and wrapped, and nothing is trained yet."""
+        """Called once before the first step, when everything is loaded and wrapped."""
         if self.args.gradient_checkpointing and self.settings.vision_checkpointing is not None:
             checkpoint_parts(self.model, language=True, vision=self.settings.vision_checkpointing)
         if (optimizer := masters_of(self.optimizer)) is not None:

@@ -1,1 +1,1 @@
-"""A pack's name -> its samples: read at their place, decoded, tokenized, compared with what was planned."""
+"""The number of a pack -> its encoded samples: read, decoded, tokenized, and compared with what was planned."""

@@ -151,7 +151,7 @@ class SampleEncoder:
         start: int = 0,
         tokens: int = -1,
     ) -> EncodedSample:
-        """As `encode`, from media that are decoded already, or synthetic."""
+        """Like `encode`, with media that are already decoded, or synthetic."""
         import torch
 
         text, expansions = self._text_side(record, [medium.header for medium in decoded], row)
