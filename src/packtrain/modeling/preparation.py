@@ -167,7 +167,7 @@ def configure_model(
 
 
 def ready_for_steps(model: Any, vision_batch_patches: int | None = None) -> None:
-    """Install the hooks that training steps need. The vision encoder runs on at most `vision_batch_patches` at a time."""
+    """Install the hooks that steps need; the vision encoder runs on at most `vision_batch_patches` at a time."""
     keep_adapter_precision(model)
     keep_four_bits(model)
     if hasattr(model, "config") and hasattr(model.config, "to_dict"):

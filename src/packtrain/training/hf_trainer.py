@@ -111,7 +111,7 @@ class HFTrainer(Trainer):
             super()._load_rng_state(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """The same."""
+        """As for random states."""
         with self.reading_states(checkpoint, "a loss scale"):
             super()._load_scaler(checkpoint)
 
