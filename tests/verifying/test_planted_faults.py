@@ -24,7 +24,7 @@ from packtrain.modeling.load import build_model
 from packtrain.training.loss import ChunkedTokenLoss, loss_on
 from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.compare import Collate
-from packtrain.verifying.packing_check import RowRoom, Training, packing_check
+from packtrain.verifying.packing_check import RowRoom, Training, check_packing
 from packtrain.verifying.verification import long_rows, verify_model
 
 Rows = dict[str, Any]
@@ -79,10 +79,10 @@ class Planted:
             backward=backward, rows=rows, loss=self.loss,
         )  # fmt: skip
 
-    def packing_check(self) -> CheckReport:
+    def check_packing(self) -> CheckReport:
         samples = self.samples
         long = [] if self.sees else text_samples(200, (600,))
-        return packing_check(
+        return check_packing(
             self.model,
             samples,
             self.collate(constant=ConstantShapes(tokens=1024)),
@@ -359,7 +359,7 @@ def planted(subject: Any) -> Callable[[Row], Planted]:
 def test_a_planted_fault(planted: Callable[[Row], Planted], row: Row) -> None:
     it = planted(row)
     with row.plant(it):
-        first, whole = it.packing_check(), it.verify(backward=row.backward)
+        first, whole = it.check_packing(), it.verify(backward=row.backward)
     assert bool(first.failures) == row.first, first.checks
     assert bool(whole.failures) == row.verify, whole.checks
     assert {first.outcome, whole.outcome} <= {"passed", "failed"}

@@ -20,7 +20,7 @@ from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
-from packtrain.verifying.packing_check import RowRoom, Training, packing_check
+from packtrain.verifying.packing_check import RowRoom, Training, check_packing
 
 _PACKS = 8  # that are looked into for samples
 Samples = tuple[EncodedSample, ...]
@@ -49,7 +49,7 @@ def check_first_packs(
     # Not compiled: samples alone have other shapes than packs, and layers would be compiled for any shape from then on.
     with preserve_random_state(), torch.compiler.set_stance("force_eager"):
         try:
-            report = packing_check(
+            report = check_packing(
                 model,
                 [sample for pack in packs for sample in pack],
                 collate,

@@ -161,7 +161,7 @@ class Training:
     smoothing: float = 0.0  # label smoothing
 
 
-def packing_check(
+def check_packing(
     model: Any,
     samples: Sequence[EncodedSample],
     collate: Collate,

@@ -24,7 +24,7 @@ from packtrain.verifying.packing_check import (
     WITH_LOSS,
     RowRoom,
     Training,
-    packing_check,
+    check_packing,
     short_samples,
 )
 from packtrain.verifying.verification import long_enough, verify_model
@@ -47,7 +47,7 @@ def trained(model: Any, smoothing: float = 0.0) -> Training:
 
 def test_it_passes(subject: Callable[[str], Any], llama: Any) -> None:
     found = subject("llama")
-    report = packing_check(llama, text_samples(VOCABULARY), right(found), found.contract, training=trained(llama))
+    report = check_packing(llama, text_samples(VOCABULARY), right(found), found.contract, training=trained(llama))
     assert report.passed, report.failures
     assert {finding.check for finding in report.checks} == {
         *("labels", "hidden states (forward 1)", "hidden states (later)", "hidden states (whole pack)"),
@@ -62,7 +62,7 @@ def test_with_media(subject: Callable[[str], Any]) -> None:
     model = build_model(found.folder)
     samples = [*text_samples(VOCABULARY, (8, 9, 10, 11)), *found.some("text", "image", "two-images", "video")]
     samples[:4] = [replace(one, position_ids=one.position_ids.expand(4, -1)) for one in samples[:4]]
-    report = packing_check(
+    report = check_packing(
         model, samples, right(found), found.contract, room=RowRoom(tokens=600), training=trained(model)
     )
     assert report.passed, report.failures
@@ -80,7 +80,7 @@ def test_media_that_hardly_matter_stop_no_run_and_prove_nothing(subject: Callabl
         return output
 
     model.model.visual.register_forward_hook(faint)
-    report = packing_check(model, found.some("text", "image"), right(found), found.contract)
+    report = check_packing(model, found.some("text", "image"), right(found), found.contract)
     assert not report.failures
     assert (report.outcome, report.passed) == ("inconclusive", False)
     assert "image changes itself by" in report.inconclusive[0].where
@@ -95,10 +95,10 @@ def test_losses_as_they_are_taken(
     found = subject("llama")
     collate = PackCollator(found.contract, pad_id=found.pad_id, loss_weighting=weighting, alignment=alignment)
     taken = trained(llama, smoothing)
-    report = packing_check(llama, text_samples(VOCABULARY), collate, found.contract, training=taken)
+    report = check_packing(llama, text_samples(VOCABULARY), collate, found.contract, training=taken)
     assert report.passed, report.failures
     other = replace(taken, smoothing=smoothing + 0.1)
-    assert not packing_check(llama, text_samples(VOCABULARY), collate, found.contract, training=other).passed
+    assert not check_packing(llama, text_samples(VOCABULARY), collate, found.contract, training=other).passed
 
 
 def test_the_attention_of_the_model_comes_back(subject: Callable[[str], Any]) -> None:
@@ -113,7 +113,7 @@ def test_the_attention_of_the_model_comes_back(subject: Callable[[str], Any]) ->
     before, used = names(), []
     model.model.language_model.register_forward_pre_hook(lambda module, args: used.append(names()))
     collate = PackCollator(found.contract, pad_id=found.pad_id, boundaries=True)
-    assert packing_check(model, found.some("text", "image"), collate, found.contract).passed
+    assert check_packing(model, found.some("text", "image"), collate, found.contract).passed
     assert names() == before
     assert ["sdpa"] * 3 in used, "the reference is the model's own"
     assert before in used
@@ -132,7 +132,7 @@ def test_random_numbers_of_training_are_no_fault() -> None:
     model = PhimoeForCausalLM(config).eval()
     contract, samples = contract_for(config.to_dict()), text_samples(VOCABULARY, (9, 12, 7))
     collate = PackCollator(contract, pad_id=0)
-    first = packing_check(model, samples, collate, contract, training=trained(model))
+    first = check_packing(model, samples, collate, contract, training=trained(model))
     whole = verify_model(model, samples, contract, collate, loss=trained(model).loss)
     for report in (first, whole):
         assert report.passed, report.failures
@@ -144,11 +144,11 @@ def test_in_half_precision(subject: Callable[[str], Any]) -> None:
     model = build_model(found.folder)
     for weight in model.parameters():
         weight.data = weight.data.bfloat16()
-    report = packing_check(model, text_samples(VOCABULARY), right(found), found.contract)
+    report = check_packing(model, text_samples(VOCABULARY), right(found), found.contract)
     assert report.passed, report.failures
     moved = next(finding for finding in report.checks if finding.check == "neighbours, other text")
     assert (moved.difference, moved.allowed) == (0.0, 0.0)
-    wrong = packing_check(model, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
+    wrong = check_packing(model, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
     assert failed(wrong) >= {"hidden states (forward 1)", "neighbours, other text"}
 
 
@@ -158,7 +158,7 @@ def _with_cache(collate: PackCollator) -> Callable[[Any], Any]:
 
 def test_contamination_and_labels_are_seen(subject: Callable[[str], Any], llama: Any) -> None:
     found = subject("llama")
-    wrong = packing_check(llama, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
+    wrong = check_packing(llama, text_samples(VOCABULARY), _with_cache(right(found)), found.contract)
     assert failed(wrong) == {
         "hidden states (forward 1)",
         "hidden states (later)",
@@ -170,7 +170,7 @@ def test_contamination_and_labels_are_seen(subject: Callable[[str], Any], llama:
         batch = dict(right(found)(rows))
         return {**batch, "labels": torch.where(batch["position_ids"] == 0, batch["input_ids"], batch["labels"])}
 
-    assert failed(packing_check(llama, text_samples(VOCABULARY), across, found.contract)) == {"labels"}
+    assert failed(check_packing(llama, text_samples(VOCABULARY), across, found.contract)) == {"labels"}
 
 
 @pytest.mark.parametrize("lengths", [(30,), (30, 20), (30, 20, 10), (5, 6, 7, 8, 9, 10), (1500, 1500), (3000,)])
@@ -190,7 +190,7 @@ def test_every_rank_runs_the_same_number_of_forwards(
 
     handle = llama.register_forward_hook(count)
     try:
-        report = packing_check(llama, samples, right(found), found.contract, pack=samples, training=trained(llama))
+        report = check_packing(llama, samples, right(found), found.contract, pack=samples, training=trained(llama))
     finally:
         handle.remove()
     assert report.passed, report.failures
@@ -215,7 +215,7 @@ def test_no_pass_needs_more_than_a_step(subject: Callable[[str], Any], llama: An
     handle = llama.register_forward_hook(count, with_kwargs=True)
     try:
         options: Any = {"pack": samples[-1:], "room": room, "training": trained(llama)}
-        report = packing_check(llama, samples, collate, found.contract, **options)
+        report = check_packing(llama, samples, collate, found.contract, **options)
     finally:
         handle.remove()
     assert report.passed, report.failures
