@@ -19,7 +19,7 @@ from packtrain.app.inspect_batch import BatchToken, InspectedBatch, inspect_batc
 from packtrain.app.inspect_plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
-from packtrain.cli.inspect import quoted, show_batch
+from packtrain.cli.inspect import quote, show_batch
 from packtrain.cli.terminal import Terminal
 from packtrain.packing.packing_config import PackingConfig
 
@@ -170,7 +170,7 @@ class TestTextOfData:
 
     def test_quoting_can_be_read_back(self) -> None:
         for text in (HOSTILE, "\\x1b", '"', " a ", "\U000e0001", "\ud800"):
-            line = quoted(text)
+            line = quote(text)
             assert line.isprintable()
             assert line[1:-1].encode("latin-1", "backslashreplace").decode("unicode_escape") == text
 

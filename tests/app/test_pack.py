@@ -21,7 +21,7 @@ from tables import write_table
 
 from packtrain.app.pack import pack
 from packtrain.core.artifacts import write_json
-from packtrain.core.checksums import sums_of
+from packtrain.core.checksums import file_sums
 from packtrain.demo import write_shape
 from packtrain.measuring.table import COSTS, KIND, MEDIA, SUMMARY, VERSION, CostTable
 from packtrain.packing.pack_plan import PackPlan
@@ -111,7 +111,7 @@ def test_wrong_options(
 def _rewritten(folder: Path, name: str, values: pa.Array) -> None:
     table = pq.read_table(folder / COSTS)
     pq.write_table(table.set_column(table.schema.get_field_index(name), name, values), folder / COSTS)
-    _summary(folder, sums=sums_of(folder, (COSTS, MEDIA)))
+    _summary(folder, sums=file_sums(folder, (COSTS, MEDIA)))
 
 
 def _summary(folder: Path, **changes: Any) -> None:

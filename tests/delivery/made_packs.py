@@ -47,7 +47,7 @@ class Reader:
         self.log = log
 
     @contextmanager
-    def opened(self, row: int) -> Iterator[Record]:
+    def open_record(self, row: int) -> Iterator[Record]:
         if self.log is not None:
             with self.log.open("ab", buffering=0) as stream:
                 stream.write(f"{row}\n".encode())

@@ -68,7 +68,7 @@ def reader_of(table: CostTable, folder: Path, files: Files | None = None) -> Rec
 
 
 def record_of(reader: RecordReader, number: int) -> Record:
-    with reader.opened(number) as record:
+    with reader.open_record(number) as record:
         return record
 
 
@@ -114,7 +114,7 @@ class TestEveryFormat:
         for row, (record, source) in order:
             expected = shown(reader, record, source)
             with_media += len(expected[-1])
-            with reader.opened(row) as found:
+            with reader.open_record(row) as found:
                 assert shown(reader, found, source) == expected
         assert with_media == len(truth) // 2
 
@@ -311,7 +311,7 @@ class TestDamagedCopies:
         for place in (b"IDAT", b"IHDR"):
             assert record_of(reader, 3).media()
             self.flip(tmp_path, place)
-            with reader.opened(1) as record:
+            with reader.open_record(1) as record:
                 ((*_, content),) = shown(reader, record, 0)[-1]
             assert content == picture(1)
         remote.pipe_file("/damaged/d.tar", (tmp_path / "d.tar").read_bytes().replace(b"IDAT", b"IDAU"))

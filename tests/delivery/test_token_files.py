@@ -237,7 +237,7 @@ def _is_noticed(table: TokenTable, wanted: list[SampleTokens]) -> bool:
         except ArtifactError:
             return True
         assert found is not None
-        for one, other in zip(found.expanded(), expected.expanded(), strict=True):
+        for one, other in zip(found.expand(), expected.expand(), strict=True):
             assert np.array_equal(one, other)
     return False
 
@@ -325,7 +325,7 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
         assert expected is not None
         assert (found.check, found.key) == (expected.check, expected.key)
         assert found.run_kinds == expected.run_kinds
-        for one, other in zip(found.expanded(), expected.expanded(), strict=True):
+        for one, other in zip(found.expand(), expected.expand(), strict=True):
             assert one.dtype == np.int64
             assert np.array_equal(one, other)
             one[:] = 0  # its own

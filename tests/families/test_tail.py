@@ -112,7 +112,7 @@ def written_out(encoder: RecordEncoder, record: Record, headers: list[MediaHeade
 
 def runs_of(encoder: RecordEncoder, record: Record, headers: list[MediaHeader], cost: Cost) -> str:
     """The spans of a tail by the labels that are delivered."""
-    _, labels, _ = SampleTokens.of(encoder.layout(record, headers), encoder.tokenizer).expanded()
+    _, labels, _ = SampleTokens.of(encoder.layout(record, headers), encoder.tokenizer).expand()
     carrying = [label != IGNORED for label in labels[len(labels) - cost.tail_tokens :]]
     found = [len(list(same)) for _, same in groupby(carrying)]
     return ",".join(map(str, [0, *found] if carrying and carrying[0] else found or [0]))

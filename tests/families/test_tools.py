@@ -260,7 +260,7 @@ def test_text_tokens_and_loss_are_those_of_transformers_and_of_the_rule(
         ]
         assert learned(layout) == expected, name
         tokens = SampleTokens.of(layout, made.tokenizer)
-        ids, labels, _ = tokens.expanded()
+        ids, labels, _ = tokens.expand()
         assert ids.tolist() == outputs["input_ids"], name
         cost, found = made.cost(record, ())
         assert (cost.tokens, cost.supervised_tokens) == (len(ids), int((labels != IGNORED).sum()))

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.core.checksums import sums_of
+from packtrain.core.checksums import file_sums
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary, Places, table_statistics
 from packtrain.measuring.table import COSTS, LEDGER, MEDIA, CostTable, write_summary
@@ -67,7 +67,7 @@ def write_table(
         mixture=mixture or {name: {"repeats": None, "weight": None} for name in sorted(set(filled["source"]))},
         counts=EntryCounts(entries=count, rows=count),
         files=((0, "data.jsonl"),),
-        sums=sums_of(folder, (COSTS, MEDIA)),
+        sums=file_sums(folder, (COSTS, MEDIA)),
     )
     if count:
         write_summary(folder, summary)

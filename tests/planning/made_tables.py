@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from packtrain.core.checksums import sums_of
+from packtrain.core.checksums import file_sums
 from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.measuring.measure_summary import EntryCounts, MeasureSummary, Places, SourcePlace
@@ -59,7 +59,7 @@ def write_table(
         mixture=dict(mixture or {"data": {"repeats": None, "weight": None}}),
         counts=counts,
         files=((0, "data.jsonl"),),
-        sums=sums_of(folder, (COSTS, MEDIA)),
+        sums=file_sums(folder, (COSTS, MEDIA)),
     )
     write_summary(folder, summary)
     return CostTable.load(folder)

@@ -13,7 +13,7 @@ from study_parts import Made
 
 from packtrain.core.artifacts import read_json
 from packtrain.core.numbers import FORMATS, formatted, gib, memory
-from packtrain.reports.study_content import SIMULATED, compared, json_value, study_content
+from packtrain.reports.study_content import SIMULATED, compared_tables, json_value, study_content
 from packtrain.reports.study_files import KINDS, NUMBERS, VERSION
 
 Written = tuple[Made, Path]
@@ -121,7 +121,7 @@ def test_comparison_table_has_the_numbers_of_the_files(written: Written) -> None
     content = parts_of(out)
     whole, tried = tables(out / "figures" / "comparison_table.md")
     best = content["simulations"][content["recommendation"]["simulation"]]
-    groups = compared(content["about"]["epochs"])
+    groups = compared_tables(content["about"]["epochs"])
     assert [title for title, _ in groups] == [cells[0] for cells in whole[2:] if not any(cells[1:])]
     assert {"total_steps", "samples_per_second"} <= {row.packed for _, rows in groups for row in rows}
     lines = [cells for cells in whole[2:] if any(cells[1:])]

@@ -24,7 +24,7 @@ from packtrain.reports.charts import (
     line_chart,
     stacked_bar,
 )
-from packtrain.reports.svg import nice_scale, spaced
+from packtrain.reports.svg import nice_scale, space_out
 
 SIZES = st.floats(-1e12, 1e12, allow_nan=False)
 
@@ -44,7 +44,7 @@ def test_a_scale_holds_its_range(one: float, two: float) -> None:
 def test_labels_keep_their_distance(positions: list[float], first: int) -> None:
     positions = sorted(positions)
     first %= len(positions)
-    chosen = spaced(positions, first, 0.17)
+    chosen = space_out(positions, first, 0.17)
     assert first in chosen
     for one, two in itertools.pairwise(chosen):
         assert positions[two] - positions[one] >= 0.17

@@ -18,7 +18,7 @@ from study_parts import Made
 from packtrain.cli.plan import _sweep_table
 from packtrain.planning.study_values import Group, PicturePack, PictureSample
 from packtrain.reports.figures import subtitle
-from packtrain.reports.html import embedded
+from packtrain.reports.html import embed_json
 from packtrain.reports.markdown import comparison_text, memory_text
 from packtrain.reports.recommended import config_text
 from packtrain.reports.study_content import study_content
@@ -127,7 +127,7 @@ def _without_config(page: Page) -> str:
 
 
 def test_embedded_json_cannot_end_its_script() -> None:
-    text = embedded({"a": "</script><!--&\u2028\u2029 \udc80"})
+    text = embed_json({"a": "</script><!--&\u2028\u2029 \udc80"})
     assert not set(text) & set("<>&\u2028\u2029\udc80")
 
 

@@ -39,7 +39,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [one.step for one in run.evaluations] == [10, 20, 30, 40]
     assert run.ledger == {"plan: longer than a pack": 3, "decode: image cannot be decoded": 2}
     assert run.status == "complete"
-    assert run.about.said == ("the cost table is reused", "data.packing_length: the model's own")
+    assert run.about.printed == ("the cost table is reused", "data.packing_length: the model's own")
 
 
 def test_warnings_come_with_kind_and_advice(tmp_path: Path) -> None:

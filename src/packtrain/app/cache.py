@@ -20,7 +20,7 @@ from packtrain.app.reuse import cache_folder, user_folders
 from packtrain.core.errors import ConfigError, PacktrainError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.numbers import counted
-from packtrain.delivery.encode.row_table import rows_fingerprint, sum_of
+from packtrain.delivery.encode.row_table import checksum_path, rows_fingerprint
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PLAN, PackPlan, plan_inputs
 from packtrain.records.shards.cache_folder import CacheFolder, is_ours, remove_if_unused
@@ -89,7 +89,7 @@ def clear_cache(entries: Iterable[Cached], root: Path) -> int:
         else:
             entry.path.unlink(missing_ok=True)
             if entry.kind == "rows":
-                sum_of(entry.path).unlink(missing_ok=True)
+                checksum_path(entry.path).unlink(missing_ok=True)
             with suppress(OSError):
                 entry.path.with_name(f".{entry.path.name}.lock").unlink(missing_ok=True)
         freed += entry.bytes - (_size(entry.path) if entry.path.exists() else 0)

@@ -430,7 +430,7 @@ def _load_given_plan(config: DatasetConfig, table: CostTable) -> PackPlan:
     settings = config.packing_config(plan.config.packing_length).describe()
     defaults = PackingConfig(packing_length=plan.config.packing_length).describe()
     planned = plan.config.describe()
-    given = (config.said or frozenset()) - {"seed"}  # a run has a seed for more than packs
+    given = (config.given_names or frozenset()) - {"seed"}  # a run has a seed for more than packs
     problems += [
         f"{name}: {planned[name]} -> {settings[name]}"
         for name in planned

@@ -27,7 +27,7 @@ from packtrain.config.setup import (
 from packtrain.config.steps import configured_samples, in_packs, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
-from packtrain.core.secrets import has_secrets, secrets_of, without_secrets
+from packtrain.core.secrets import has_secrets, secret_settings, without_secrets
 from packtrain.core.user_code import without_folder
 from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.model_folder import known_as, resolve
@@ -200,7 +200,7 @@ def _base(run: RunConfig, seed: int | None) -> dict[str, dict[str, Any]]:
 def _secrets_note(run: RunConfig) -> tuple[str, ...]:
     """Secrets are not stored, so a recommended config is incomplete without them."""
     urls = [f"data.{name}" for name, value in run.data.given("dataset_path", "eval_path").items() if has_secrets(value)]
-    names = [*(f"training.{name}" for name in secrets_of(run.training.given())), *urls]
+    names = [*(f"training.{name}" for name in secret_settings(run.training.given())), *urls]
     return (
         (f"secrets are not written into the config, pass them to packtrain train: {', '.join(names)}",) if names else ()
     )

@@ -217,7 +217,7 @@ def _patch_size(model: Any) -> int:
     return int(side[0] if isinstance(side, (list, tuple)) else side)
 
 
-def widened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
+def widen(config: Mapping[str, Any], times: int) -> dict[str, Any]:
     """A tiny model's config with every width multiplied; depth, vocabulary and vision geometry stay.
 
     >>> widened({"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": {"mrope_section": [2, 3, 3]}}, 4)
@@ -226,7 +226,7 @@ def widened(config: Mapping[str, Any], times: int) -> dict[str, Any]:
     wide: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            wide[key] = widened(value, times)
+            wide[key] = widen(value, times)
         elif key in _WIDTHS:
             wide[key] = [times * one for one in value] if isinstance(value, list) else times * value
         elif key == _SPREAD:
@@ -243,7 +243,7 @@ def shaped_folder(tiny: Path, shape: str) -> Path:
     def write(fresh: Path) -> None:
         shutil.copytree(tiny, fresh, dirs_exist_ok=True)
         config = json.loads((tiny / "config.json").read_bytes())
-        text = json.dumps(widened(config, SHAPES[shape]), indent=2) + "\n"
+        text = json.dumps(widen(config, SHAPES[shape]), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
 
     return make_folder_once(folder, write)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from packtrain.app.datasets import MultiModalDataset
 from packtrain.bench.printing import column
 from packtrain.config.dataset_config import DatasetConfig
-from packtrain.core.checksums import sums_of
+from packtrain.core.checksums import file_sums
 from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA, content_of, shifted
 from packtrain.measuring.measure_summary import count_copies, table_statistics
 from packtrain.measuring.request import measure_inputs
@@ -172,7 +172,7 @@ def repeat_table(table: CostTable, times: int) -> CostTable:
         summary,
         statistics=table_statistics(longer),
         copies=count_copies(longer.column("check"), longer.column("tokens")),
-        sums=sums_of(folder, (COSTS, MEDIA)),
+        sums=file_sums(folder, (COSTS, MEDIA)),
     )
     write_summary(folder, summary)
     return CostTable.load(folder)

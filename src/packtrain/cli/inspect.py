@@ -262,10 +262,10 @@ def show_batch(batch: InspectedBatch, console: Terminal, *, all_tokens: bool = F
         console.print("Runs of media and padding are folded; --all-tokens shows each token.")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     r"""A text of data as one line that steers no terminal.
 
-    >>> print(quoted('say "hi"\n\x1b[31m\u202e'))
+    >>> print(quote('say "hi"\n\x1b[31m\u202e'))
     "say \"hi\"\n\x1b[31m\u202e"
     """
     return '"' + "".join(_ESCAPES.get(char) or _printable(char) for char in _shorten(text)) + '"'
@@ -380,7 +380,7 @@ def _what(batch: InspectedBatch, run: Sequence[BatchToken]) -> str:
         size = f"{shown(medium.name, _NAME)}, {medium.width}x{medium.height}"
         return f"{token.kind} {token.medium} of sample {token.sample} ({size}){count}"
     if token.text is not None:
-        return quoted(token.text)
+        return quote(token.text)
     return f"bytes {token.bytes}, part of a character" if token.bytes else f"id {token.id}, which has no text"
 
 

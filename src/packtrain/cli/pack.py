@@ -206,5 +206,5 @@ def show_blocked(plan: PackPlan, console: Terminal) -> None:
     console.print(_limits_table(plan))
     console.print(_sentences(plan)[0])
     blocked = plan.summary.blocked
-    taken = blocked.offers - blocked.refused
-    console.print(f"{taken:,} of {counted(blocked.offers, 'probe sample')} would still have fitted.")
+    fitting = blocked.offers - blocked.refused
+    console.print(f"{fitting:,} of {counted(blocked.offers, 'probe sample')} would still have fitted.")

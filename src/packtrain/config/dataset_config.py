@@ -70,15 +70,15 @@ class DatasetConfig(DatasetSection):
     )
     seed: int = key(SEED, "Random seed.", default=0, costs=True)
     # Settings that were given, with whatever value; it stays when some are replaced.
-    said: frozenset[str] | None = field(default=None, compare=False, repr=False)
+    given_names: frozenset[str] | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        settings = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.said or ()))
+        settings = (f"{name}={getattr(self, name)!r}" for name in self.known() if name in (self.given_names or ()))
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def __post_init__(self) -> None:
-        if self.said is None:
-            object.__setattr__(self, "said", frozenset(self.given()))
+        if self.given_names is None:
+            object.__setattr__(self, "given_names", frozenset(self.given()))
         problems = [*_take_model(self)]
         for name, one in self.known().items():
             value = getattr(self, name)
@@ -290,7 +290,7 @@ def _online(config: DatasetConfig) -> Iterator[str]:
     needing = [name for name in config.needing("measuring") if getattr(config, name) not in (None, usual[name].default)]
     if config.overlong in ("truncate", "split"):
         needing.append("overlong")
-    if config.shuffle and "shuffle" in (config.said or ()):
+    if config.shuffle and "shuffle" in (config.given_names or ()):
         needing.append("shuffle")
     for name in needing:
         value = getattr(config, name)

@@ -23,7 +23,7 @@ _LARGEST = 1 << 53  # beyond it whole numbers are no longer told apart as floats
 class Kind:
     """A kind of value. `types` are those that it may have in Python."""
 
-    said: str
+    text: str
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
     inside: Mapping[str, Kind] | None = None  # of a section whose keys are known
@@ -47,17 +47,17 @@ class Kind:
                 yield from self.inside[key].faults(f"{name}.{key}", given)
 
     def __str__(self) -> str:
-        return self.said
+        return self.text
 
 
-def whole(said: str, least: int, most: int = _LARGEST) -> Kind:
+def whole(text: str, least: int, most: int = _LARGEST) -> Kind:
     """Whole numbers within bounds."""
-    return Kind(said, (int,), lambda value: least <= value <= most)
+    return Kind(text, (int,), lambda value: least <= value <= most)
 
 
-def number(said: str, fits: Callable[[Any], bool]) -> Kind:
+def number(text: str, fits: Callable[[Any], bool]) -> Kind:
     """Numbers that are finite."""
-    return Kind(said, (int, float), lambda value: abs(value) <= _LARGEST and math.isfinite(value) and fits(value))
+    return Kind(text, (int, float), lambda value: abs(value) <= _LARGEST and math.isfinite(value) and fits(value))
 
 
 def choice(*names: str) -> Kind:

@@ -60,9 +60,9 @@ def only_off(why: str) -> Meant:
     return meaning
 
 
-def only(usual: Any, why: str, said: str = "the same here") -> Meant:
+def only(usual: Any, why: str, note: str = "the same here") -> Meant:
     """A setting of which one value is known, or nothing."""
-    return lambda value, beside: Means(why=said) if value == usual or not value else why
+    return lambda value, beside: Means(why=note) if value == usual or not value else why
 
 
 def switch(on: Raw, off: Raw | None = None, why: str = "") -> Meant:
@@ -87,14 +87,14 @@ def flag(why: str) -> Meant:
     return lambda value, beside: Means(why=why) if isinstance(value, bool) else None
 
 
-def among(known: Mapping[str, Raw], otherwise: str = "", said: str = "the same here") -> Meant:
+def among(known: Mapping[str, Raw], otherwise: str = "", note: str = "the same here") -> Meant:
     """One of these words; any other cannot be."""
     otherwise = otherwise or f"instead of {' or '.join([', '.join([*known][:-1]), [*known][-1]])}"
 
     def meaning(value: Any, beside: Raw) -> Meaning:
         if not isinstance(value, str) or value not in known:
             return f"{value!r:.100}{'' if otherwise.startswith('instead') else ':'} {otherwise}"
-        return Means(known[value], "" if known[value] else said)
+        return Means(known[value], "" if known[value] else note)
 
     return meaning
 
@@ -216,7 +216,7 @@ def _names(known: Mapping[str, tuple[str, ...]]) -> Meant:
 
 
 def _among(words: str, why: str) -> Meant:
-    return among({word: {} for word in words.split()}, why, said="")
+    return among({word: {} for word in words.split()}, why, note="")
 
 
 _ITEM: Mapping[str, Meant] = {

@@ -82,7 +82,7 @@ def checks_here() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def sums_of(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
+def file_sums(folder: Path, names: Iterable[str]) -> dict[str, dict[str, int | str]]:
     """Size and checksum of some files of a folder, for JSON."""
     return {name: FileSum.of(folder / name).plain() for name in sorted(names)}
 

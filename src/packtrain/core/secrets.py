@@ -99,7 +99,7 @@ def override_without_secrets(text: str) -> str:
     return f"{name}{equals}***" if is_secret(name.rpartition(".")[2].strip()) else public(text)
 
 
-def secrets_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def secret_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are secrets."""
     return {name: value for name, value in settings.items() if is_secret(str(name))}
 

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packtrain.core.artifacts import remove_leftovers
-from packtrain.core.checksums import sums_of
+from packtrain.core.checksums import file_sums
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences, digest
 from packtrain.measuring.drift import Reference, check_drift, others_there
@@ -161,7 +161,7 @@ def run_measurement(
             check=check,
             versions=_versions(),
             seconds=round(time.monotonic() - started, 3),
-            sums=sums_of(out, (COSTS, MEDIA)),
+            sums=file_sums(out, (COSTS, MEDIA)),
         )
         write_summary(out, summary)
         journal.remove()

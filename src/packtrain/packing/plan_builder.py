@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import whole_folder, write_json
-from packtrain.core.checksums import sums_of
+from packtrain.core.checksums import file_sums
 from packtrain.core.errors import ArtifactError, DataError, PathError
 from packtrain.core.seeds import stream
 from packtrain.measuring.table import CostTable
@@ -105,7 +105,7 @@ def _write_plan(builder: _Builder, out: Path) -> None:
                             entries_file.write_batch(entries)
                             packs_file.write_batch(packs)
                 summary = builder.summary()
-            sums = sums_of(folder, (path.name for path in folder.iterdir()))
+            sums = file_sums(folder, (path.name for path in folder.iterdir()))
             write_json(folder / PLAN, KIND, VERSION, asdict(replace(summary, sums=sums)), checked=True)
     except OSError:  # perhaps not empty any more: another process was faster
         _refuse_existing(out)

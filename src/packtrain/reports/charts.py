@@ -17,9 +17,9 @@ from packtrain.reports.svg import (
     TOP,
     Scale,
     element,
-    framed,
+    frame,
     nice_scale,
-    spaced,
+    space_out,
     to_percent,
     x_label,
     y_at,
@@ -98,7 +98,7 @@ def histogram_chart(histogram: Histogram, *, name: str, marks: Mapping[str, floa
     plot += [x_label(text, x, height) for x, text in edge_ticks(edges)]
     most = max(range(len(counts)), key=counts.__getitem__, default=0)
     label = f"Histogram of {name} per sample; most samples have {bin_name(edges, most)}"
-    return framed(plot, axis=labels, label=label, height=height)
+    return frame(plot, axis=labels, label=label, height=height)
 
 
 def line_chart(
@@ -131,10 +131,10 @@ def line_chart(
     shares = [float(place[x].rstrip("%")) / 100 for x in xs]
     first = xs.index(chosen) if chosen in xs else 0
     inside = [min(max(share, 0.12), 0.88) for share in shares]  # labels at the ends are turned inwards
-    for number in spaced(inside, first, 0.2):
+    for number in space_out(inside, first, 0.2):
         css = "tick strong" if xs[number] == chosen else "tick"
         plot.append(x_label(count(xs[number]), shares[number], height, css))
-    return framed(plot, axis=labels, label=label, height=height)
+    return frame(plot, axis=labels, label=label, height=height)
 
 
 def _line_marks(line: Line, number: int, at: Callable[[Point], tuple[str, float]], chosen: float) -> list[Markup]:
@@ -167,7 +167,7 @@ def stacked_bar(
     if limit is not None and whole and limit < whole:
         at = to_percent(limit / whole)
         plot.append(element("line", x1=at, x2=at, y1="-4", y2=height + 4, class_="limit"))
-    return framed(plot, label=label, height=height, css="stack")
+    return frame(plot, label=label, height=height, css="stack")
 
 
 def share_bar(share: float, css: str = "c0") -> Markup:
@@ -201,7 +201,7 @@ def balance_chart(rows: Sequence[BalanceLine]) -> Markup:
         f"{row.ranks:,} GPUs: " + ", ".join(f"{order} {ratio(getattr(row, order).slowest)}" for order, _ in orders)
         for row in rows
     )
-    return framed(plot, axis=axis, label=label, height=8 + step * len(rows))
+    return frame(plot, axis=axis, label=label, height=8 + step * len(rows))
 
 
 def wide(lengths: Sequence[float]) -> bool:
@@ -239,7 +239,7 @@ def edge_ticks(edges: Sequence[float]) -> list[tuple[float, str]]:
     if last < 1:
         return []
     if edges[1] - edges[0] <= 1 and edges[0] % 1:  # whole numbers: the label is under the middle of its bar
-        chosen = spaced([(at + 0.5) / last for at in range(last)], 0, 0.12)
+        chosen = space_out([(at + 0.5) / last for at in range(last)], 0, 0.12)
         return [((at + 0.5) / last, count(edges[at] + 0.5)) for at in chosen]
     labels = [(at / last, tick(edges[at])) for at in range(0, last, max(1, round(last / 5)))]
     labels = [(x, text) for x, text in labels if x <= 0.72]
@@ -293,7 +293,7 @@ def packs_picture(packs: Sequence[PicturePack], packing_length: int, colours: Ma
         plot.append(element("rect", element("title", tip), x="0", y=y, width="100%", height=_BAR, class_="track"))
         plot += _spans(pack.samples, packing_length, y, each, colours)
     label = f"{counted(len(packs), 'pack')} of {count(packing_length)} tokens, drawn as bars that their samples fill"
-    return framed(plot, axis=axis, label=label, height=max(len(packs) * _ROW, _ROW), css="packs")
+    return frame(plot, axis=axis, label=label, height=max(len(packs) * _ROW, _ROW), css="packs")
 
 
 def _spans(

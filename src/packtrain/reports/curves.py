@@ -17,7 +17,7 @@ from packtrain.reports.svg import (
     TOP,
     Scale,
     element,
-    framed,
+    frame,
     nice_scale,
     to_percent,
     x_label,
@@ -148,7 +148,7 @@ def curve_chart(curves: Sequence[Curve], axes: Axes, dots: Sequence[Dot] = (), l
         plot.append(element("circle", element("title", dot.tip), cx=x, cy=y, r=4, class_=f"dot {dot.css}"))
     plot += _x_labels(axes)
     title = element("div", axes.title_x, class_="along", aria_hidden="true")
-    return framed(plot, axis=labels, label=axes.label, height=axes.height) + title
+    return frame(plot, axis=labels, label=axes.label, height=axes.height) + title
 
 
 def _scale(

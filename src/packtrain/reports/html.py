@@ -30,7 +30,7 @@ def render(template: str, content: Content, *, styles: tuple[str, ...] = ("repor
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        data=embedded(content),
+        data=embed_json(content),
         version=__version__,
         **more,
     )
@@ -58,7 +58,7 @@ class Numbers:
         return number + f" {noun}" + ("" if 'value="1"' in number else "s")
 
 
-def embedded(content: Content) -> Markup:
+def embed_json(content: Content) -> Markup:
     """JSON that no HTML parser can take for markup: plain ASCII without brackets."""
     text = json.dumps(content)
     for char in "<>&":

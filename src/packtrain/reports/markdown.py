@@ -10,7 +10,7 @@ from packtrain.reports.study_content import (
     SIMULATED,
     STATISTICS,
     Content,
-    compared,
+    compared_tables,
     described_columns,
     other_limits,
     padded_name,
@@ -134,7 +134,7 @@ def _comparison(content: Content) -> str:
     head = ["", *(padded_name(run["order"], run["batch_size"], run["kernels"]).lower() for run in padded)]
     head.append(f"packed, {count(packed['packing_length'])}")
     rows = []
-    for title, group in compared(content["about"]["epochs"]):
+    for title, group in compared_tables(content["about"]["epochs"]):
         rows.append([f"**{title}**", *("" for _ in head[1:])])
         for row in group:
             cells = [_field(row.kind, run, row.padded) for run in padded]

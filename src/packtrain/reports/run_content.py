@@ -10,7 +10,7 @@ from packtrain.core.numbers import count, counted, large, percent, rate, shown
 from packtrain.records.yaml_text import load_yaml
 from packtrain.reports.html import changes, setting
 from packtrain.reports.run_words import (
-    ended,
+    end_text,
     headline,
     initial_weights,
     lead,
@@ -69,7 +69,7 @@ def _run(run: TrainingRun) -> Content:
         "name": shown(run.name, 80),
         "about": {name: _short(getattr(about, name)) for name in ("model", "mode", "world")},
         "status": shown(run.status, 80),
-        "ended": ended(run),
+        "ended": end_text(run),
         "complete": run.status == "complete",
         "warnings": [
             {
@@ -83,7 +83,7 @@ def _run(run: TrainingRun) -> Content:
         "earlier_warnings": max(0, len(run.warnings) - SHOWN_WARNINGS),
         "ledger": most_frequent(run.ledger),
         "left_out": sum(run.ledger.values()),
-        "notes": [shown(note, LONGEST) for note in (*run.notes, *about.said[:SHOWN_NOTES])],
+        "notes": [shown(note, LONGEST) for note in (*run.notes, *about.printed[:SHOWN_NOTES])],
     }
 
 

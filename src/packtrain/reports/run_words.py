@@ -54,7 +54,7 @@ def lead(
     """The run in two or three sentences."""
     if both is not None:
         return " ".join(_comparison_sentences(summaries, labels, both))
-    return f"{_training_sentence(runs[0], summaries[0])} {ended(runs[0])}{_falling(runs[0], summaries[0])}"
+    return f"{_training_sentence(runs[0], summaries[0])} {end_text(runs[0])}{_falling(runs[0], summaries[0])}"
 
 
 def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float | None, others: Sequence[str]) -> str:
@@ -126,7 +126,7 @@ def initial_weights(run: TrainingRun) -> str:
     return name if seed is None else f"{name} (random weights, seed {shown(seed, 20)})"
 
 
-def ended(run: TrainingRun) -> str:
+def end_text(run: TrainingRun) -> str:
     """How the run ended, or how far it is."""
     step, steps = run.about.outcome.get("step"), run.about.outcome.get("steps")
     step = max(len(run.steps), step if isinstance(step, int) else 0)

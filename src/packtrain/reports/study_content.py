@@ -333,7 +333,7 @@ _EXPECTED = (
 )
 
 
-def compared(epochs: int) -> tuple[tuple[str, tuple[ComparedRow, ...]], ...]:
+def compared_tables(epochs: int) -> tuple[tuple[str, tuple[ComparedRow, ...]], ...]:
     """Padding and packing side by side: what an epoch is, what all of them are, and what a run should show."""
     whole = ((f"All {epochs} epochs", _ALL_EPOCHS),) if epochs > 1 else ()
     return ("One epoch", _ONE_EPOCH), *whole, ("What you should see", _EXPECTED)

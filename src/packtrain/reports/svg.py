@@ -88,10 +88,10 @@ def nice_scale(low: float, high: float, *, steps: int = 4, least: float = 0.0) -
     return Scale(start=ticks[0], end=ticks[-1]), ticks
 
 
-def spaced(positions: Sequence[float], first: int, gap: float) -> list[int]:
+def space_out(positions: Sequence[float], first: int, gap: float) -> list[int]:
     """Which labels to write so that none touches another: one that must be there, then others from the ends inwards.
 
-    >>> spaced([0.0, 0.05, 0.5, 1.0], first=2, gap=0.2)
+    >>> space_out([0.0, 0.05, 0.5, 1.0], first=2, gap=0.2)
     [0, 2, 3]
     """
     chosen = [first] if positions else []
@@ -102,7 +102,7 @@ def spaced(positions: Sequence[float], first: int, gap: float) -> list[int]:
     return sorted(chosen)
 
 
-def framed(plot: Sequence[Markup], *, label: str, height: int, axis: Sequence[Markup] = (), css: str = "") -> Markup:
+def frame(plot: Sequence[Markup], *, label: str, height: int, axis: Sequence[Markup] = (), css: str = "") -> Markup:
     """A plot with its axis, which screen readers skip: the plot's label and the tables say the same."""
     left = element("svg", *axis, class_="axis", width=AXIS, height=height, aria_hidden="true") if axis else Markup("")
     right = element("svg", *plot, class_="plot", height=height, width="100%", role="img", aria_label=label)

@@ -93,7 +93,7 @@ class About:
     derived: Mapping[str, Scalar] = field(default_factory=dict)  # names of inner values are joined by dots
     outcome: Mapping[str, Scalar] = field(default_factory=dict)
     other: Mapping[str, Scalar] = field(default_factory=dict)
-    said: tuple[str, ...] = ()  # what was printed before training: notes, what was reused and what was made
+    printed: tuple[str, ...] = ()  # what was printed before training: notes, what was reused and what was made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -276,7 +276,7 @@ def _about(facts: Mapping[str, object]) -> About:
         derived=_flat(facts.get("derived")),
         outcome=_flat(facts.get("outcome")),
         other=_flat({key: value for key, value in facts.items() if key not in (*own, *apart)}),
-        said=tuple(str(line) for key in ("prepared", "notes") for line in _list(facts.get(key))),
+        printed=tuple(str(line) for key in ("prepared", "notes") for line in _list(facts.get(key))),
     )
 
 

@@ -77,10 +77,10 @@ class _Since(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Written again ten times a second, whatever the steps do."""
         now = self._clock()
-        said = as_clock(now - self.began)
+        text = as_clock(now - self.began)
         if self.stepped > self.began and now - self.stepped >= _LONG:
-            said += f", last step {as_clock(now - self.stepped)} ago"
-        return Text(said, style="progress.elapsed", no_wrap=True)
+            text += f", last step {as_clock(now - self.stepped)} ago"
+        return Text(text, style="progress.elapsed", no_wrap=True)
 
 
 class TrainingProgress:

@@ -53,7 +53,7 @@ def alone_inputs(sample: EncodedSample, contract: BatchContract) -> dict[str, An
     return inputs
 
 
-def packed(samples: Sequence[EncodedSample], collate: Collate) -> tuple[dict[str, Any], Tensor]:
+def pack_row(samples: Sequence[EncodedSample], collate: Collate) -> tuple[dict[str, Any], Tensor]:
     """The inputs of one packed row, without its labels, and the labels."""
     batch = dict(as_trained(samples, collate))
     batch.pop(LOSS_WEIGHTS, None)
@@ -129,7 +129,7 @@ def run_alone(model: Any, samples: Sequence[EncodedSample], contract: BatchContr
 
 def run_packed(model: Any, samples: Sequence[EncodedSample], collate: Collate, *, backward: bool) -> PassOutcome:
     """All samples in one row."""
-    inputs, labels = packed(samples, collate)
+    inputs, labels = pack_row(samples, collate)
     model.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(backward):
         row = forward(model, inputs)

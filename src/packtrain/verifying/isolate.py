@@ -21,7 +21,7 @@ from packtrain.verifying.compare import (
     is_pixels,
     largest,
     largest_entry,
-    packed,
+    pack_row,
     run_packed,
     split,
 )
@@ -122,7 +122,7 @@ def isolate(
 def row_logits(model: Any, samples: Sequence[EncodedSample], collate: Collate) -> tuple[Tensor, ...]:
     """The logits of each sample of a packed row, without gradients."""
     with torch.no_grad():
-        return split(forward(model, packed(samples, collate)[0]), samples, collate)
+        return split(forward(model, pack_row(samples, collate)[0]), samples, collate)
 
 
 def moved_neighbours(

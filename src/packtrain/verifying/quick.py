@@ -19,7 +19,15 @@ from packtrain.core.errors import DataError
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.verifying.check_result import CheckReport, CheckResult
-from packtrain.verifying.compare import Collate, alone_inputs, as_trained, compare_labels, packed, sample_starts, split
+from packtrain.verifying.compare import (
+    Collate,
+    alone_inputs,
+    as_trained,
+    compare_labels,
+    pack_row,
+    sample_starts,
+    split,
+)
 from packtrain.verifying.isolate import ChangedSample, make_changes, moved_neighbours, with_change
 from packtrain.verifying.model_states import (
     AS_TRAINED,
@@ -174,7 +182,7 @@ def quick_check(
     weight = next(model.parameters())
     dtype = training.dtype if training is not None and training.dtype is not None else weight.dtype
     with exact_products():
-        checks = [compare_labels(chosen, packed(chosen, collate)[1].flatten(), sample_starts(chosen, collate))]
+        checks = [compare_labels(chosen, pack_row(chosen, collate)[1].flatten(), sample_starts(chosen, collate))]
         with in_mode(model, EVALUATION), torch.no_grad():
             checks += _without_gradients(model, chosen, pack or chosen, collate, contract, dtype, left_out)
         if training is None:
@@ -210,7 +218,7 @@ def _without_gradients(
     with hidden_states(model) as hidden:
 
         def row(some: Sequence[EncodedSample]) -> tuple[Tensor, ...]:
-            return split(hidden(packed(some, collate)[0]), some, collate)
+            return split(hidden(pack_row(some, collate)[0]), some, collate)
 
         def by_itself(sample: EncodedSample) -> Tensor:
             return hidden(alone_inputs(sample, contract))

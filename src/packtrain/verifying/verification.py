@@ -32,7 +32,7 @@ from packtrain.verifying.compare import (
     alone_inputs,
     compare_costs,
     compare_labels,
-    packed,
+    pack_row,
     run_alone,
     run_packed,
     sample_starts,
@@ -106,7 +106,7 @@ def verify_model(
         progress("each sample alone")
         comparison, used = _comparison(model, samples, contract, attn_implementation, backward)
         checks = [compare_costs(samples, costs, patch_size)] if costs else []
-        checks.append(compare_labels(samples, packed(samples, collate)[1].flatten(), sample_starts(samples, collate)))
+        checks.append(compare_labels(samples, pack_row(samples, collate)[1].flatten(), sample_starts(samples, collate)))
         checks += _forwards(model, samples, collate, comparison, progress)
         modes = _modes(model, samples, collate, left_out)
         for mode in modes:
@@ -213,7 +213,7 @@ def _compare_row(model: Any, row: NamedRow, contract: BatchContract) -> list[Che
     dtype = next(model.parameters()).dtype
     samples = [with_media_as(sample, dtype) for sample in row.samples]
     with in_mode(model, EVALUATION), torch.no_grad(), hidden_states(model) as hidden:
-        states = split(hidden(packed(samples, row.collate)[0]), samples, row.collate)
+        states = split(hidden(pack_row(samples, row.collate)[0]), samples, row.collate)
         with stock_attention(model):
             compared = [
                 (one, hidden(alone_inputs(one, contract)), ours) for one, ours in zip(samples, states, strict=True)

@@ -15,7 +15,7 @@ from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
-from packtrain.core.secrets import secrets_of
+from packtrain.core.secrets import secret_settings
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.runs.run_folder import CONFIG, RunFolder
 
@@ -42,7 +42,7 @@ _ADAPTERS: Mapping[str, Callable[[ModelSettings], Any]] = {
 def config_of_run(folder: Path, asked: RunConfig) -> RunConfig:
     """The config that a run was started with, and the secrets of `asked`, which are not stored there."""
     config = load_config(folder / CONFIG)
-    return replace(config, training=replace(config.training, **secrets_of(asked.training.given())))
+    return replace(config, training=replace(config.training, **secret_settings(asked.training.given())))
 
 
 def refuse_changes(before: RunConfig, asked: RunConfig) -> None:

@@ -96,7 +96,7 @@ def batch_info(
     """The BatchInfo of these packs; `patches` is used where samples do not say theirs."""
     lengths = tuple(len(sample) for sample in samples)
     counts = [sample.vision for sample in samples if sample.vision is not None]
-    vision = VisionCounts.sum_of(counts)
+    vision = VisionCounts.total(counts)
     return BatchInfo(
         keys=tuple(row.key for row in rows),
         ids=tuple(sample.id for sample in samples),

@@ -155,7 +155,7 @@ class SampleEncoder:
         import torch
 
         text, expansions = self._text_side(record, [medium.header for medium in decoded], row)
-        ids, labels, kinds = text.expanded()
+        ids, labels, kinds = text.expand()
         if expected is not None:
             actual = SampleCounts(
                 tokens=len(ids),
@@ -191,7 +191,7 @@ class SampleEncoder:
             media=media,
             num_images=sum(medium.header.kind == "image" for medium in shown),
             num_videos=sum(medium.header.kind == "video" for medium in shown),
-            vision=VisionCounts.sum_of(map(_vision_counts, expansions if shown else ())),
+            vision=VisionCounts.total(map(_vision_counts, expansions if shown else ())),
             first=start == 0,
         )
 

@@ -49,7 +49,7 @@ class VisionCounts:
     squared_patches: int = 0  # sum over tiles
 
     @classmethod
-    def sum_of(cls, counts: Iterable[VisionCounts]) -> VisionCounts:
+    def total(cls, counts: Iterable[VisionCounts]) -> VisionCounts:
         """Add up the counts of several samples."""
         sums = (sum(column) for column in zip(*map(astuple, counts), strict=True))
         return cls(**dict(zip(cls.__slots__, sums, strict=False)))

@@ -99,7 +99,7 @@ class PackSource:
         store = self._reader.store(row.source)
 
         def encode() -> EncodedSample:
-            with self._reader.opened(number) as record:
+            with self._reader.open_record(number) as record:
                 return self._encoder.encode(record, store, row=number, expected=row, start=start, tokens=tokens)
 
         return read_media(encode, row.id, row.origin)

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from packtrain.core.artifacts import alone, atomic_path, read_json, remove_leftovers, write_json
-from packtrain.core.checksums import checks_here, require_sums, sums_of
+from packtrain.core.checksums import checks_here, file_sums, require_sums
 from packtrain.core.errors import ArtifactError, DataError, RecordError, in_one_line
 from packtrain.core.fingerprint import digest, file_state
 from packtrain.core.retries import retry
@@ -76,14 +76,16 @@ class RowTable:
         fingerprint = rows_fingerprint(table)
         path = Path(folder) / f"rows-{fingerprint}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not sum_of(path).exists():
+        if not checksum_path(path).exists():
             with alone(path.with_name(f".{path.name}.lock")) as locked:  # without locks each writes the same
                 if locked:
-                    remove_leftovers(path.parent, (path.name, sum_of(path).name))
-                if not sum_of(path).exists():
+                    remove_leftovers(path.parent, (path.name, checksum_path(path).name))
+                if not checksum_path(path).exists():
                     _write(table, path, fingerprint)
-                    write_json(sum_of(path), KIND, VERSION, {SUMS: sums_of(path.parent, [path.name])}, checked=True)
-        rows = cls(path).checked()
+                    write_json(
+                        checksum_path(path), KIND, VERSION, {SUMS: file_sums(path.parent, [path.name])}, checked=True
+                    )
+        rows = cls(path).verify()
         if rows.fingerprint != fingerprint or len(rows) != len(table):
             got = f"{len(rows):,} rows of {rows.fingerprint}"
             raise ArtifactError(str(path), got=got, expected=f"{len(table):,} rows of {fingerprint}", fix=_AGAIN)
@@ -99,14 +101,14 @@ class RowTable:
                 names = ", ".join(file.name for file in paths) or "none"
                 raise ArtifactError(str(path), got=names, expected="one rows-*.arrow", fix="name the file itself")
             path = paths[0]
-        rows = cls(path).checked()
+        rows = cls(path).verify()
         len(rows)  # so that a file that cannot be used is noticed here
         return rows
 
-    def checked(self) -> RowTable:
+    def verify(self) -> RowTable:
         """Return this table after comparing it with its checksum."""
         if checks_here():
-            stored = read_json(sum_of(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
+            stored = read_json(checksum_path(self.path), KIND, VERSION, checked=True, fix=_AGAIN).get(SUMS)
             sums = stored if isinstance(stored, dict) else {}
             require_sums(self.path.parent, {self.path.name: sums.get(self.path.name)}, fix=_AGAIN)
         return self
@@ -155,7 +157,7 @@ class RowTable:
         return RowTable, (self.path,)
 
 
-def sum_of(path: Path) -> Path:
+def checksum_path(path: Path) -> Path:
     """The file beside a file of rows that has its checksum."""
     return path.with_suffix(".json")
 
@@ -193,7 +195,7 @@ class RecordReader:
         self._request, self._rows, self._files = request, rows, files
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[Record]:
+    def open_record(self, number: int) -> Iterator[Record]:
         """The record of one row, whose media can be opened for the length of a block.
 
         DataError where the file cannot be read, or holds something else than was measured.

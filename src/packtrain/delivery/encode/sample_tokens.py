@@ -86,7 +86,7 @@ class SampleTokens:
             checksum = zlib.crc32(part.tobytes(), checksum)
         return checksum
 
-    def expanded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def expand(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, labels and kinds of tokens, int64, runs of media repeated; arrays of their own."""
         ids = self.ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)

@@ -154,7 +154,7 @@ class TokenTable:
             table._require_size(number)
         return table
 
-    def opened(self) -> TokenTable:
+    def open_parts(self) -> TokenTable:
         """Return this table after mapping all of its parts."""
         if self._mapped is None:
             self._mapped = [self._part(number) for number in range(len(self.parts))]
@@ -191,7 +191,7 @@ class TokenTable:
                 yield f"{name}: other rows than {TOKENS} says"
 
     def _columns(self, number: int) -> PartColumns:
-        mapped = self.opened()._mapped
+        mapped = self.open_parts()._mapped
         assert mapped is not None
         return mapped[number]
 
@@ -296,7 +296,7 @@ def make_tokens(
                 )
                 listing = [asdict(parts[number]) for number in sorted(parts)]
                 write_json(folder / TOKENS, KIND, VERSION, {"inputs": inputs, "parts": listing})
-            return TokenTable.load(folder).opened()
+            return TokenTable.load(folder).open_parts()
     except OSError as error:
         raise _not_written(folder, error) from error
     finally:
@@ -405,7 +405,7 @@ class _Tools:
     def tokens(self, number: int) -> SampleTokens | None:
         """The tokens of one row; None where they cannot be made: reading it will say why, and count it."""
         row = self._rows.row(number)
-        with self._reader.opened(number) as record:
+        with self._reader.open_record(number) as record:
             store = self._reader.store(row.source)
 
             def headers() -> list[MediaHeader]:

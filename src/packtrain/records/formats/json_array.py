@@ -39,7 +39,7 @@ class JsonArray(JsonFormat):
     def cut(self, file: str) -> Iterator[Unit]:
         """Spans of elements, made while the file is read."""
         elements = self._elements(file, self._key_of_list(file))
-        return self.carried(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
+        return self.loaded_units(file, ((number, at, text) for number, (at, text) in enumerate(elements, start=1)))
 
     def entry_at(self, file: str, plain: Plain, at: int, origin: str) -> Entry:
         return json_entry(origin, at, _Window(plain_blocks(plain, at), self.longest).value())

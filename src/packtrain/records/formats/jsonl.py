@@ -120,7 +120,7 @@ class JsonFormat(Format):
         """Counted without parsing."""
         return sum(1 for _ in self.elements(unit))
 
-    def carried(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
+    def loaded_units(self, file: str, elements: Iterable[Element]) -> Iterator[Unit]:
         """Units of about `block` bytes that hold their elements."""
         for chunk in in_chunks(elements, lambda one: 0 if isinstance(one[2], RecordError) else len(one[2]), self.block):
             yield Unit(file=file, first=chunk[0][0], payload=chunk)
@@ -133,7 +133,7 @@ class JsonLines(JsonFormat):
         """Byte ranges of plain files, lines of compressed ones."""
         if file_compression(file) == "none":
             return self._ranges(file)
-        return self.carried(file, self._number_lines(self._lines(file_blocks(file))))
+        return self.loaded_units(file, self._number_lines(self._lines(file_blocks(file))))
 
     def elements(self, unit: Unit) -> Iterable[Element]:
         """The lines of a unit that are not blank."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.formats.splits import by_split, chosen_split, is_saved_dataset, split_folder
+from packtrain.records.formats.splits import by_split, choose_split, is_saved_dataset, split_folder
 from packtrain.records.shards.address import has_wildcards, is_remote, list_remote
 from packtrain.records.source import Entry, SourceSpec, Unit
 from packtrain.records.span import Plain
@@ -151,7 +151,7 @@ def split_files(spec: SourceSpec) -> list[str]:
     if not _is_folder(spec.path):
         return list(names.values())
     by_name = by_split(spec, list(names))
-    chosen = set(by_name.get(chosen_split(spec, by_name), ()))
+    chosen = set(by_name.get(choose_split(spec, by_name), ()))
     return [file for name, file in names.items() if name in chosen]
 
 
@@ -166,7 +166,7 @@ def split_note(spec: SourceSpec) -> str | None:
         return None
     names = list(_files_by_name(spec))
     grouped = by_split(spec, names)
-    split = chosen_split(spec, grouped)
+    split = choose_split(spec, grouped)
     others = sorted(
         f"{other} ({_files(len(grouped[other]))})" for other in grouped if other is not None and other != split
     )

@@ -163,7 +163,7 @@ def by_split(spec: SourceSpec, names: Sequence[str]) -> dict[str | None, list[st
     return names_by_split
 
 
-def chosen_split(spec: SourceSpec, names: Mapping[str | None, Sequence[str]]) -> str | None:
+def choose_split(spec: SourceSpec, names: Mapping[str | None, Sequence[str]]) -> str | None:
     """The split that is asked for; None where a folder has none. What is not there, or unclear, is refused."""
     splits = sorted(split for split in names if split is not None)
     if not splits:

@@ -98,7 +98,7 @@ class IndexedGzip:
     def _begin(self, cache: ShardCache | None) -> None:
         if cache is not None:
             try:
-                ready = cache.made(self._path, KIND, self._index())
+                ready = cache.derive(self._path, KIND, self._index())
             except (NoRoom, CacheFault):
                 pass
             else:

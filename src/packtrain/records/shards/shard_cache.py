@@ -161,7 +161,7 @@ class ShardCache:
             if member is not None:
                 self._folder.leave(member)
 
-    def made(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
+    def derive(self, file: str, kind: str, blocks: Iterator[bytes]) -> CachedFile:
         """A file derived from another one, cached like a file; `blocks` are read only if it is not there yet.
 
         Raises NoRoom or CacheFault. The caller releases it.
@@ -171,7 +171,7 @@ class ShardCache:
         )
 
     def drop(self, file: str, kind: str = "") -> bool:
-        """Remove a copy, or what was `made` of a file, that is not what it should be; False where it is still there."""
+        """Remove a copy, or what was derived from it, that is not what it should be; False where it is still there."""
         self._handles.forget([file])
         key = entry_key(file, self._identity(file), kind)
         self._identities.pop(file, None)  # the source is looked at again, too
