@@ -79,7 +79,7 @@ def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path,
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"model": "tiny:qwen9"}, 2, ["'qwen9'", "did you mean 'qwen"]),
+        ({"model": "tiny:qwen9"}, 2, ["'qwen9'", "did you mean 'tiny:qwen"]),
         ({"model": "qwen2_5_vl"}, 2, ["did you mean tiny:qwen2_5_vl?"]),
         ({"model": "no/such/model/folder"}, 2, ["no folder of that name"]),
         ({"model": "nobody/such-a-model"}, 2, ["nobody/such-a-model", "local model folder"]),

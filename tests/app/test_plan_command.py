@@ -135,7 +135,7 @@ def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path
         ({"--seed": -1}, 2, ["seed"]),
         ({"--model": "no/such/model"}, 2, ["no folder of that name"]),
         ({"--model": "nobody/such-a-model"}, 2, ["nobody/such-a-model"]),
-        ({"--model": "tiny:qwen9"}, 2, ["did you mean 'qwen"]),
+        ({"--model": "tiny:qwen9"}, 2, ["did you mean 'tiny:qwen"]),
         ({"--model": "{empty}"}, 2, ["no model files"]),
         ({"--config": "nowhere.yaml"}, 2, ["nowhere.yaml"]),
         ({"--no-such-option": 1}, 2, ["--no-such-option"]),

@@ -58,7 +58,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_without_its_module_the_family_is_not_known(registered: dict[str, Family]) -> None:
     assert registry.find_family("vipllava") is None
-    with pytest.raises(ConfigError, match="without a tiny model"):
+    with pytest.raises(ConfigError, match="an unknown family"):
         resolve("tiny:vipllava", Path("nowhere"))
 
 

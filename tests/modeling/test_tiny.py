@@ -259,9 +259,9 @@ def test_bytes_are_the_same_in_another_process_without_torch(folders: dict[str, 
 
 
 def test_unknown_family_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'qwen3_vl'"):
+    with pytest.raises(ConfigError, match="did you mean 'tiny:qwen3_vl'"):
         tiny.write("qwen3-vl", tmp_path)
-    with pytest.raises(ConfigError, match="did you mean 'qwen3_vl'"):
+    with pytest.raises(ConfigError, match="did you mean 'tiny:qwen3_vl'"):
         resolve("tiny:qwen3vl", tmp_path)
 
 

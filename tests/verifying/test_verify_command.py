@@ -140,7 +140,7 @@ def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
         ),
         (["--model", "tiny:llama", "--attn-implementation", "flash_attention_2"], ["flash_attention_2", "GPU"]),
         (["--model", "tiny:llama", "--attn-implementation", "sdp"], ["did you mean 'sdpa'?"]),
-        (["--model", "tiny:lama"], ["did you mean 'llama'?"]),
+        (["--model", "tiny:lama"], ["did you mean 'tiny:llama'?"]),
         (["--model", "tiny:llama", "--dtype", "bf61"], ["dtype", "did you mean 'bf16'?"]),
         (["--model", "tiny:llama", "--device", "gpu"], ["device", "cpu, cuda"]),
         (["--model", "tiny:llama", "--shape", "smal"], ["did you mean 'small'?"]),

@@ -220,7 +220,7 @@ def _patch_size(model: Any) -> int:
 def widen(config: Mapping[str, Any], times: int) -> dict[str, Any]:
     """A tiny model's config with every width multiplied; depth, vocabulary and vision geometry stay.
 
-    >>> widened({"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": {"mrope_section": [2, 3, 3]}}, 4)
+    >>> widen({"hidden_size": 64, "num_attention_heads": 4, "rope_parameters": {"mrope_section": [2, 3, 3]}}, 4)
     {'hidden_size': 256, 'num_attention_heads': 4, 'rope_parameters': {'mrope_section': [8, 12, 12]}}
     """
     wide: dict[str, Any] = {}

@@ -142,7 +142,6 @@ _LEADS: Mapping[str, str] = {
     "save_total_limit": "keep_checkpoints max_checkpoints",
     "report_to": "logger loggers",
     "seed": "random_seed random_state",
-    "packing_check": "packing_check",
     "dtype": "precision weights_dtype",
     "train_vision": "train_vit tune_vision tune_mm_vision",
     "train_projector": "train_connector train_aligner train_merger tune_mm_mlp tune_mm_mlp_adapter",
