@@ -32,7 +32,7 @@ from packtrain.packing.source_repeats import check_weights
 from packtrain.records.formats.source_files import split_notes
 from packtrain.records.open import open_sources
 
-PROCESSOR_RULE = "packtrain.delivery.encode.processor:ProcessorRule"
+PROCESSOR_RULE = "packtrain.delivery.encode.unlisted:ProcessorRule"
 ENGINES = ("local", "ray")
 _CHATS = {"messages", "conversations", "question_answer", "instruction"}  # schemas that need a chat template
 P = ParamSpec("P")

@@ -1,7 +1,7 @@
 """How samples are joined into one packed row: a description that every family gives, and what is refused.
 
 The names are the arguments of the models' forward passes. A model is refused where its samples would see each other
-inside a packed row, or where how it merges media is unknown.
+inside a packed row. How an unlisted model merges media is read off its processor (`delivery.encode.joins`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from packtrain.core.errors import ConfigError
-from packtrain.families.family import BatchContract, ProcessorSettings
-from packtrain.families.registry import all_families, find_family
+from packtrain.families.family import BatchContract, Family, ProcessorSettings
+from packtrain.families.registry import find_family
 from packtrain.families.shape import Config
 
 # Rotary positions that follow the longest sample of a row: where transformers looks for the length up to which they
@@ -33,6 +33,7 @@ _STATEFUL_KEYS = (
     *("linear_attn_config", "linear_conv_kernel_dim", "mamba_d_conv", "mamba_d_state", "ssm_state_size"),
 )
 _ROUTER_LOSS = "output_router_logits"
+_CAPACITIES = ("expert_capacity", "capacity_factor", "moe_capacity_factor", "moe_expert_capacity")
 # Keys of a model's config that only models with media have.
 _MEDIA_CONFIGS = (
     "vision_config",
@@ -44,10 +45,11 @@ _MEDIA_CONFIGS = (
 )
 
 
-def contract_for(model: ProcessorSettings | Config) -> BatchContract:
+def contract_for(model: ProcessorSettings | Config, *, packing: bool = True) -> BatchContract:
     """The contract of a model, given by its folder's settings or by its config as plain values.
 
-    Raises ConfigError with the reason for a model whose samples cannot be packed.
+    Raises ConfigError with the reason for a model whose samples cannot be packed, or cannot be trained at all. An
+    unlisted model with media gets one without media, to be completed from its processor.
     """
     if isinstance(model, ProcessorSettings):
         model_type, config, where = model.model_type, model.config, model.folder
@@ -56,18 +58,23 @@ def contract_for(model: ProcessorSettings | Config) -> BatchContract:
         model_type, config = str(model.get("model_type") or "text"), model
         where, multimodal = str(model.get("_name_or_path") or "") or "the model's config", False
     family = find_family(model_type)
-    reason = (family.refused if family is not None else "") or _layer_reason(config)
-    if reason:
-        raise _refusal(where, model_type, reason)
-    _refuse_router_loss(config, where)
+    _refuse_what_rows_share(config, where)
+    if reason := _no_training(family, config):
+        raise _untrainable(where, model_type, reason)
+    if packing and (reason := (family.refused if family is not None else "") or _layer_reason(config)):
+        raise _unpackable(where, model_type, reason)
     together, row = _longest_together(config), config.get(_ROW_BUFFERS.get(model_type, ""))
     if family is not None and family.contract is not None:
         return replace(family.contract, model_type=model_type, longest_together=together)
-    if multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS):
-        raise _refusal(where, model_type, "how it merges media is unknown")
-    if config.get("is_encoder_decoder"):
-        raise _refusal(where, model_type, "it has an encoder besides its decoder")
-    return BatchContract(model_type=model_type, longest_together=together, longest_row=row)
+    unlisted = multimodal or any(config.get(key) is not None for key in _MEDIA_CONFIGS)
+    return BatchContract(model_type=model_type, longest_together=together, longest_row=row, unlisted=unlisted)
+
+
+def _no_training(family: Family | None, config: Config) -> str:
+    """Why a model cannot be trained on next tokens; an empty string where it can."""
+    if family is not None and not (family.causal and family.in_transformers):
+        return family.refused
+    return "it has an encoder besides its decoder" if config.get("is_encoder_decoder") else ""
 
 
 def _longest_together(config: Config) -> int | None:
@@ -104,10 +111,24 @@ def _layer_reason(config: Config) -> str | None:
     return None
 
 
-def _refuse_router_loss(config: Config, where: str) -> None:
-    """Models add it to the loss of a row themselves: packed or padded, it would be divided by the step's tokens."""
+def _refuse_what_rows_share(config: Config, where: str) -> None:
+    """Refuse what makes a sample depend on the others of its batch, packed or padded.
+
+    Models add the loss of their router to that of a row themselves, where it would be divided by the step's tokens.
+    Experts of a fixed capacity drop tokens once others have filled them.
+    """
     inner = config.get("text_config")
     parts = {"": config, "text_config.": inner if isinstance(inner, Mapping) else {}}
+    for name, part in parts.items():
+        for key in _CAPACITIES:
+            if part.get(key) is not None:
+                raise ConfigError(
+                    where,
+                    got=f"model type {config.get('model_type')!r} with {name}{key}: {part[key]}: its experts drop "
+                    "tokens when others of the batch have filled them",
+                    expected="a model whose experts take all tokens",
+                    fix="use another model",
+                )
     asked = [f"{name}{_ROUTER_LOSS}" for name, part in parts.items() if part.get(_ROUTER_LOSS)]
     if asked:
         raise ConfigError(
@@ -119,11 +140,19 @@ def _refuse_router_loss(config: Config, where: str) -> None:
         )
 
 
-def _refusal(where: str, model_type: str, reason: str) -> ConfigError:
-    families = ", ".join(name for name, one in all_families().items() if one.contract and one.contract.media)
+def _unpackable(where: str, model_type: str, reason: str) -> ConfigError:
     return ConfigError(
         where,
         got=f"model type {model_type!r}, which cannot be packed: {reason}",
-        expected=f"a text model with only attention layers, or one of {families}",
+        expected="a model whose layers keep the samples of a row apart",
+        fix="train on padded rows: data.packing=false",
+    )
+
+
+def _untrainable(where: str, model_type: str, reason: str) -> ConfigError:
+    return ConfigError(
+        where,
+        got=f"model type {model_type!r}, which cannot be trained here: {reason}",
+        expected="a causal language model, with or without images and videos",
         fix="use another model",
     )

@@ -128,10 +128,13 @@ def _refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...])
             )
 
 
-Join = Literal["rows", "images", "tiles"]
-# rows    along dimension 0, as they are
-# images  (1, images, ...) along dimension 1; what is larger pads the other with zeros
-# tiles   along dimension 0 after padding dimension 1, the tiles of an image, with zeros
+Join = Literal["rows", "padded", "images", "tiles", "text", "samples"]
+# rows     along dimension 0, as they are
+# padded   along dimension 0 after padding all others with zeros
+# images   (1, images, ...) along dimension 1; what is larger pads the other with zeros
+# tiles    along dimension 0 after padding dimension 1, the tiles of an image, with zeros
+# text     (1, tokens, ...) along the text
+# samples  (1, ...) for each sample, which no packed row can hold; padded rows are stacked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +152,9 @@ class BatchContract:
     # Tokens beyond which a sample must be alone in its row: the model then chooses other rotary frequencies for all.
     longest_together: int | None = None
     longest_row: int | None = None  # positions of a row, padding included, where the model has no room for more
+    # How its media are joined was read off its processor: packs are trained only where the packing check has passed.
+    unlisted: bool = False
+    small_media: Mapping[str, np.ndarray] = field(default_factory=dict)  # of an unlisted model, for ranks without media
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +185,7 @@ class Family:
     rule: type[Rule] | None = None
     contract: BatchContract | None = None
     refused: str = ""  # why its samples cannot be packed
+    causal: bool = True  # False: it cannot be trained on padded rows either
     processors: tuple[str, ...] = ()  # classes of processors by which folders without a config.json are known
     image_processors: tuple[str, ...] = ()  # and of image processors that no other family has
     shape: Composition | Decoder | None = None

@@ -38,6 +38,8 @@ from packtrain.delivery.collate.join import (
     image_blocks_touch,
     join_media,
     pack_name,
+    pad_ends,
+    tensors_along_text,
     too_long,
 )
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow
@@ -104,6 +106,10 @@ class PackCollator:
         batch = self._tokens(samples, gaps)
         if self._contract.token_types is not None:
             batch[self._contract.token_types] = self._token_types(rows[0], gaps)
+        for name, parts in tensors_along_text(samples, self._contract):
+            _refuse_touching_images(rows[0])
+            fillers = [parts[0].new_zeros((1, count, *parts[0].shape[2:])) for count in gaps]
+            batch[name] = torch.cat(_interleave(parts, fillers), dim=1)
         batch |= join_media(samples, self._contract, dtype=self.dtype)
         if self._boundaries:
             batch |= self._segments(rows[0], gaps)
@@ -151,18 +157,8 @@ class PackCollator:
         }
 
     def _token_types(self, row: PackedRow, gaps: Sequence[int]) -> Tensor:
-        """Which tokens are images, for models whose images see themselves in both directions.
-
-        Such a model takes neighbouring image tokens for one image, whichever samples they belong to.
-        """
-        for before, after in zip(row.samples, row.samples[1:], strict=False):
-            if image_blocks_touch(before, after):
-                raise DataError(
-                    f"{pack_name(row)}, samples {before.id!r} and {after.id!r}",
-                    got="one ends and the next starts with an image, which the model would see as one image",
-                    expected="text between the images of two samples, as the model's own template writes it",
-                    fix="use the model's chat template, or put text in front of the image",
-                )
+        """Which tokens are images, for models whose images see themselves in both directions."""
+        _refuse_touching_images(row)
         kinds = [(sample.token_kinds == IMAGE).long() for sample in row.samples]
         return torch.cat(_interleave(kinds, [_repeat(count, TEXT) for count in gaps]))[None]
 
@@ -183,6 +179,18 @@ class PackCollator:
             longest = self._constant.tokens
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+
+
+def _refuse_touching_images(row: PackedRow) -> None:
+    """Models that are told which tokens are images take neighbouring ones for one image, whatever samples they are of."""
+    for before, after in zip(row.samples, row.samples[1:], strict=False):
+        if image_blocks_touch(before, after):
+            raise DataError(
+                f"{pack_name(row)}, samples {before.id!r} and {after.id!r}",
+                got="one ends and the next starts with an image, which the model would see as one image",
+                expected="text between the images of two samples, as the model's own template writes it",
+                fix="use the model's chat template, or put text in front of the image",
+            )
 
 
 def sample_offsets(samples: Sequence[EncodedSample], alignment: int = 1) -> list[int]:
@@ -257,6 +265,8 @@ class PaddedCollator:
         if self._contract.token_types is not None:
             kinds = [(sample.token_kinds == IMAGE).long() for sample in samples]
             batch[self._contract.token_types] = _stack_padded(kinds, width, 0)
+        for name, parts in tensors_along_text(samples, self._contract):
+            batch[name] = torch.cat([pad_ends(part, {1: width}) for part in parts])
         return batch
 
     def _empty_row(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -77,19 +77,39 @@ def join_media(
         if not present:
             continue
         dim = 0
+        if how == "text":
+            continue  # the collators, which know where samples begin
         if how == "rows":
             present = list(_require_same_size(name, samples, present))
+        elif how == "samples":
+            present = _rows_of_images(parts, present)
+        elif how == "padded":
+            present = [pad_ends(part, _largest(present, range(1, part.ndim))) for part in present]
         elif how == "tiles":
-            present = [_pad_ends(part, _largest(present, (1,))) for part in present]
+            present = [pad_ends(part, _largest(present, (1,))) for part in present]
         elif per_row:
             present = _rows_of_images(parts, present)
         else:
             dim, sides = 1, range(2, present[0].ndim)
-            present = [_pad_ends(part, _largest(present, sides)) for part in present]
+            present = [pad_ends(part, _largest(present, sides)) for part in present]
         media[name] = _concatenate(present, dim, dtype if name in PIXELS else None)
     if contract.per_sample_images is not None and "pixel_values" in media:
         media[contract.per_sample_images] = torch.tensor([sample.num_images for sample in samples])
     return media
+
+
+def tensors_along_text(
+    samples: Sequence[EncodedSample], contract: BatchContract
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """Tensors that are as long as the text, (1, tokens, ...) of each sample; zeros where a sample has none."""
+    for name in (name for name, how in contract.media.items() if how == "text"):
+        parts = [sample.media.get(name) for sample in samples]
+        like = next((part for part in parts if part is not None), None)
+        if like is not None:
+            yield name, [
+                like.new_zeros((1, len(sample), *like.shape[2:])) if part is None else part
+                for sample, part in zip(samples, parts, strict=True)
+            ]
 
 
 def _concatenate(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:
@@ -123,14 +143,14 @@ def _rows_of_images(parts: Sequence[Tensor | None], present: Sequence[Tensor]) -
     """One row for each sample; the models drop images that are all zero, so these fill up."""
     sizes = _largest(present, range(1, present[0].ndim))
     empty = present[0].new_zeros((1, *(sizes[dim] for dim in sorted(sizes))))
-    return [empty if part is None else _pad_ends(part, sizes) for part in parts]
+    return [empty if part is None else pad_ends(part, sizes) for part in parts]
 
 
 def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:
     return {dim: max(part.shape[dim] for part in parts) for dim in dims}
 
 
-def _pad_ends(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
+def pad_ends(part: Tensor, sizes: Mapping[int, int]) -> Tensor:
     """Zeros after the ends of some dimensions."""
     padding = [sizes.get(dim, size) - size for dim, size in enumerate(part.shape)]
     if not any(padding):
@@ -148,7 +168,7 @@ def count_patches(samples: Sequence[EncodedSample], patch_size: int) -> int | No
                 continue
             if pixels.ndim == 2:
                 total += len(pixels)
-            elif not patch_size:
+            elif not patch_size or pixels.ndim < 4:
                 return None
             else:
                 tiles = pixels.flatten(0, -4)

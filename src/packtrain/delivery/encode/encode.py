@@ -28,6 +28,7 @@ from packtrain.delivery.encode.sample_tokens import SampleTokens, sample_key
 from packtrain.families.encoder import RecordEncoder
 from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
 from packtrain.families.registry import load_rule
+from packtrain.families.tokenizer import LightTokenizer
 from packtrain.measuring.request import Request, settings_state
 from packtrain.records.media import MediaStore
 
@@ -60,13 +61,7 @@ class SampleEncoder:
         self._settings = settings = request.settings()
         self.contract: BatchContract = contract or model_contract(settings)
         family = load_rule(settings, request.limits)
-        if family is None:
-            raise ConfigError(
-                settings.folder,
-                got=f"{settings.model_type} with a processor whose costs are only known by running it",
-                expected="the family's published image and video processors, with resizing",
-                fix="change the processor's settings, then measure and pack again",
-            )
+        assert family is not None, "`sample_encoder` chooses the processor for models without a rule"
         self._family = family
         self._text = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         self._positions = Positions(settings.folder, self.contract)
@@ -79,9 +74,7 @@ class SampleEncoder:
     @property
     def pad_id(self) -> int:
         """The id to fill up rows with: the tokenizer's own, else its end token."""
-        tokenizer, tokens = self._text.tokenizer, self._settings.special_tokens
-        ids = (tokenizer.id_of(tokens[name]) for name in ("pad_token", "eos_token") if name in tokens)
-        return next((token_id for token_id in ids if token_id is not None), 0)
+        return pad_id(self._text.tokenizer, self._settings)
 
     def encode(
         self,
@@ -217,6 +210,13 @@ class SampleEncoder:
             return SampleTokens.of_ids(record.tokens), ()
         layout = self._text.layout(record, headers)
         return SampleTokens.of(layout, self._text.tokenizer), layout.expansions
+
+
+def pad_id(tokenizer: LightTokenizer, settings: ProcessorSettings) -> int:
+    """The id to fill up rows with: the tokenizer's own, else its end token."""
+    tokens = settings.special_tokens
+    ids = (tokenizer.id_of(tokens[name]) for name in ("pad_token", "eos_token") if name in tokens)
+    return next((token_id for token_id in ids if token_id is not None), 0)
 
 
 def _vision_counts(expansion: Expansion) -> VisionCounts:

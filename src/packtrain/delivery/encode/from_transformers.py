@@ -34,17 +34,29 @@ NOT_CHECKED = (
 _loaded: dict[str, Mapping[str, Any]] = {}  # of this process, by content
 
 
-def model_contract(settings: ProcessorSettings) -> BatchContract:
+def model_contract(settings: ProcessorSettings, *, packing: bool = True) -> BatchContract:
     """The contract of a model folder, and the one verdict on it: what `contract_for` says of the loaded config.
 
     Without transformers it is that of the file.
     """
-    contract = contract_for(settings)  # what its file is refused for needs no transformers
+    contract = contract_for(settings, packing=packing)  # what its file is refused for needs no transformers
     version = _transformers()
     if not settings.config or version is None:
         return contract
     config = _loaded_config(settings, version)
-    return contract_for(replace(settings, config=config, model_type=str(config.get("model_type"))))
+    return contract_for(replace(settings, config=config, model_type=str(config.get("model_type"))), packing=packing)
+
+
+def outer_shell(folder: str) -> Any:
+    """The whole model without weights, for what its classes say: arguments and methods."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    with torch.device("meta"):
+        return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
 
 
 def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:

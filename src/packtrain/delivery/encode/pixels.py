@@ -10,13 +10,13 @@ mrope    (4, tokens)  0 1 2 3 ... and below it time, height and width of each to
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import ConfigError, DriftError, RecordError
-from packtrain.core.modality import GRIDS
 from packtrain.core.values import MediaHeader, MediaKind, PartLimits
 from packtrain.delivery.encode.decode import Decoded
 from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
@@ -256,7 +256,6 @@ def _leading_shape(name: str, contract: BatchContract, shown: Sequence[Expansion
     return (len(shown), max(tiles)) if name == "pixel_values_videos" else (sum(tiles),)
 
 
-_GRIDS = (*GRIDS, "second_per_grid_ts")
 _DEPTHS = ("num_hidden_layers", "depth")
 
 
@@ -283,9 +282,11 @@ class Positions:
         if not media:
             return positions.repeat(4, 1)
         self.warm_up()
-        grids = {name: media[name] for name in _GRIDS if name in media}
+        given = {**media, "mm_token_type_ids": token_kinds[None], "attention_mask": torch.ones_like(input_ids)[None]}
+        taken = inspect.signature(self._shell.get_rope_index).parameters
+        arguments = {name: value for name, value in given.items() if name in taken}
         try:
-            rows, _ = self._shell.get_rope_index(input_ids[None], mm_token_type_ids=token_kinds[None], **grids)
+            rows, _ = self._shell.get_rope_index(input_ids[None], **arguments)
         except (RuntimeError, ValueError, IndexError, StopIteration) as error:
             detail = f"{type(error).__name__}: {error}"[:300]
             raise RecordError("positions", "the model cannot place the sample's media", detail) from None

@@ -14,7 +14,7 @@ from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError, in_one_line
 from packtrain.core.modality import GRIDS, PIXELS
-from packtrain.core.values import Cost, Media, MediaHeader, MediaKind, MediaLimits, Record, Text
+from packtrain.core.values import Media, MediaKind, Record, Text
 from packtrain.delivery.encode.decode import decode_frames, decode_image
 from packtrain.delivery.encode.pixels import (
     frame_indices,
@@ -25,11 +25,9 @@ from packtrain.delivery.encode.pixels import (
 )
 from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
-from packtrain.families.encoder import Priced, RecordEncoder, Sized
-from packtrain.families.family import ProcessorSettings, TextOnly
+from packtrain.families.family import ProcessorSettings
 from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import find_family, load_rule
-from packtrain.families.tokenizer import Counts, last_runs
 from packtrain.measuring.drift import Reality
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -64,6 +62,7 @@ def _load_config(folder: str) -> Any:
 
 
 _ANY_SIZE = {"shortest_edge": 1, "longest_edge": 10**12}
+ProcessorOutputs = dict[str, Any]  # names and tensors, as the model takes them; `input_ids` as a flat list
 
 
 class RealProcessor:
@@ -73,6 +72,7 @@ class RealProcessor:
         from transformers.utils import logging
 
         logging.set_verbosity_error()
+        self.folder = settings.folder
         self._multimodal = bool(settings.image or settings.video or settings.processor)
         self._processor: Any = load_processor(settings, multimodal=self._multimodal, fix=", or pass --check 0")
         self._tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
@@ -115,10 +115,13 @@ class RealProcessor:
 
     def encode(self, record: Record, store: MediaStore) -> Reality:
         """Ids and pixels of one record, counted."""
-        outputs = self.outputs(record, store)
+        return self.count(record, self.outputs(record, store))
+
+    def count(self, record: Record, outputs: ProcessorOutputs) -> Reality:
+        """What the processor returned for a record, counted."""
         ids = outputs["input_ids"]
         patches, largest = self._patches(outputs)
-        image, video = self._token_ids("image"), self._token_ids("video")
+        image, video = self.token_ids("image"), self.token_ids("video")
         media = image | video
         return Reality(
             tokens=len(ids),
@@ -130,11 +133,13 @@ class RealProcessor:
             tail_tokens=_tail(ids, media, any(True for _ in record.media())),
         )
 
-    def outputs(self, record: Record, store: MediaStore) -> dict[str, Any]:
+    def outputs(self, record: Record, store: MediaStore) -> ProcessorOutputs:
         """Everything the processor returns, `input_ids` as a flat list."""
         if record.tokens is not None:
             return {"input_ids": list(record.tokens.ids)}
         if record.plain or self._template() is None:
+            if any(True for _ in record.media()):
+                raise RecordError("template", "the model has no chat template", "which says where media go")
             text = "".join(p.text for m in record.messages for p in m.parts if isinstance(p, Text))
             ids = self._tokenizer(text)["input_ids"]
             return {"input_ids": self._append_eos(ids, text, self._plain_eos)}
@@ -238,10 +243,12 @@ class RealProcessor:
 
     # ---- counting
 
-    def _token_ids(self, kind: str) -> set[int]:
-        """Ids that are replaced by embeddings of one kind, as the model's own config names them."""
+    def token_ids(self, kind: str) -> set[int]:
+        """Ids that are replaced by embeddings of one kind, as the model's own config names them, or its processor."""
         names = (f"{kind}_token_id", f"{kind}_token_index")
-        return {int(i) for name in names if (i := getattr(self._config, name, None)) is not None}
+        ids = {int(i) for name in names if (i := getattr(self._config, name, None)) is not None}
+        own = getattr(self._processor, names[0], None)
+        return ids or ({int(own)} if isinstance(own, int) else set())
 
     def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
         """Rows of patch embeddings that the vision encoder gets, and the most that attend to each other."""
@@ -288,65 +295,3 @@ def _tail(ids: Sequence[int], media: set[int], expected: bool) -> int | None:
 
 def _texts(parts: tuple[Text | Media, ...]) -> list[str]:
     return [part.text for part in parts if isinstance(part, Text)]
-
-
-class ProcessorRule:
-    """Costs of a family that has no rule, by running its processor on every record: exact, and slow."""
-
-    def __init__(self, request: Request) -> None:
-        settings = request.settings()
-        self._real = RealProcessor(request, settings)
-        # Loss is taken on text, whose tokens are the same whether media are expanded or not.
-        text_only = TextOnly(settings, MediaLimits())
-        self._text = RecordEncoder(settings, text_only, loss_on=request.loss_on, add_eos=request.add_eos, typed=True)
-
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
-        """One record after the other, encoded for real."""
-        priced: list[Priced | RecordError] = []
-        for sized in batch:
-            try:
-                priced.append(self._price(sized.record, sized.headers, store))
-            except RecordError as error:
-                priced.append(error)
-        return priced
-
-    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
-        if record.tokens is not None:
-            return self._text.cost(record, headers)
-        try:
-            real = self._real.encode(record, store)
-        except (RecordError, ConfigError):
-            raise
-        except Exception as error:  # a processor may fail in any way on bad media
-            raise RecordError("processor", "the processor failed", f"{type(error).__name__}: {error}") from None
-        kinds = [header.kind for header in headers]
-        images, videos = kinds.count("image"), kinds.count("video")
-        if real.media_tokens is None and kinds:
-            raise RecordError("processor", "the model's config does not name its media tokens")
-        media_tokens = real.media_tokens or 0
-        video_tokens = real.video_tokens if images else media_tokens
-        if images and videos and not video_tokens:
-            raise RecordError("processor", "images and videos share one token, so they cannot be told apart")
-        text_tokens = real.tokens - media_tokens
-        # Where nothing says which ids are media, nothing may be cut.
-        tail = 0 if real.tail_tokens is None else real.tail_tokens
-        counts, supervision = self._text.text_counts(record)
-        text = counts or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
-        if text.supervised_tokens < 1:
-            raise RecordError("loss", "no supervised tokens")
-        cost = Cost(
-            tokens=real.tokens,
-            text_tokens=text_tokens,
-            image_tokens=media_tokens - video_tokens,
-            video_tokens=video_tokens,
-            images=images,
-            videos=videos,
-            frames=real.frames,
-            objects=record.objects,
-            patches=real.patches,
-            max_patches_per_image=real.max_patches_per_image,
-            supervised_tokens=text.supervised_tokens,
-            tail_tokens=tail,
-            tail_runs=",".join(map(str, last_runs(text.tail_runs, tail))),
-        )
-        return cost, supervision

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packtrain.families.family import BatchContract, Family, TextOnly
-from packtrain.families.text.model import DECODERS, PUBLISHED, REFUSED, TINY
+from packtrain.families.text.model import DECODERS, NOT_CAUSAL, PUBLISHED, REFUSED, TINY
 
 _OWN_SCORES = "the model adds its own scores to the mask, which this backend does not support"
 _CONTRACTS = {
@@ -18,6 +18,7 @@ FAMILIES = {
             model_type=name,
             contract=_CONTRACTS.get(name),
             refused=REFUSED.get(name, ""),
+            causal=name not in NOT_CAUSAL,
             shape=DECODERS.get(name),
             tiny=TINY.get(name),
             published=PUBLISHED.get(name, {}),

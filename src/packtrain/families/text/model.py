@@ -123,6 +123,12 @@ PUBLISHED = {
 }
 
 _UNSEEN = "it does not separate samples in a row (its mask or positions ignore position_ids)"
+_ENCODERS = (
+    *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
+    *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xlm"),
+    *("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
+)
+_DRAFTS = ("gemma4_assistant", "gemma4_unified_assistant")
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -134,17 +140,11 @@ REFUSED: Mapping[str, str] = {
         HYBRID,
     ),
     **dict.fromkeys(("afmoe", "biogpt", "bloom", "cpmant", "falcon", "mpt", "openai-gpt", "opt", "xglm"), _UNSEEN),
-    **dict.fromkeys(
-        (
-            *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"),
-            *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr", "xlm"),
-            *("xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
-        ),
-        "it is an encoder, or a decoder that does not separate samples in a row",
-    ),
+    **dict.fromkeys(_ENCODERS, "it is an encoder, or the decoder of one"),
     "blt": "it groups bytes of a row into patches across samples",
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it is only a draft model"),
+    **dict.fromkeys(_DRAFTS, "it is only a draft model"),
 }
+NOT_CAUSAL = frozenset((*_ENCODERS, *_DRAFTS))  # refused on padded rows as well
 
 # <|start_header_id|>user<|end_header_id|>
 _HEADERS = """\

@@ -1,0 +1,204 @@
+"""How the media of an unlisted model are joined, read off its processor: it is the one that knows.
+
+The processor is run on two images apart and on both in one sample. Where joining what it makes of each gives what it
+makes of both, tensor by tensor, that is how images of different samples are joined in a packed row:
+
+    image 1   pixel_values (1, 5, 3, 32, 32)   image_sizes (1, 2)
+    image 2   pixel_values (1, 3, 3, 32, 32)   image_sizes (1, 2)
+    both      pixel_values (2, 5, 3, 32, 32)   image_sizes (2, 2)    -> "padded" and "rows"
+
+That the model then keeps the samples apart is for the packing check to show.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from PIL import Image
+
+from packtrain.core.errors import ConfigError, RecordError, in_one_line
+from packtrain.core.modality import MODALITIES
+from packtrain.core.seeds import stream
+from packtrain.core.values import Media, MediaRef, Message, Record, Text
+from packtrain.delivery.encode.from_transformers import outer_shell
+from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
+from packtrain.families.family import BatchContract, Join, ProcessorSettings
+from packtrain.records.media import MediaStore
+from packtrain.records.synthetic import noise_pixels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SIZES = ((96, 64), (64, 160))  # of the two images: processors that keep sizes make tensors of other shapes of them
+_OURS = ("input_ids", "attention_mask", "labels", "position_ids")  # of the collators
+_ALONG_TEXT, _ALONG_IMAGES = 1, 1
+_POSITIONS = "get_rope_index"
+_ROPE_SECTIONS = "mrope_section"
+
+
+def complete_contract(contract: BatchContract, real: RealProcessor, settings: ProcessorSettings) -> BatchContract:
+    """The contract of an unlisted model with its media and positions; ConfigError for what cannot be joined."""
+    model = outer_shell(settings.folder)
+    taken = _parameters(model, _base(model), names=("forward",))
+    image = MODALITIES["image"]
+    apart = [_outputs(real, [_image(real, number)]) for number in range(len(_SIZES))]
+    together = _outputs(real, [_image(real, number) for number in range(len(_SIZES))])
+    names = [name for name in together if name in taken and name not in _OURS]
+    joins = {name: _join(name, [one[name] for one in (*apart, together)], _lengths((*apart, together))) for name in names}
+    if image.features not in joins and not any(name.startswith(image.features) for name in joins):
+        raise _unplaced(settings, f"no {image.features} among {', '.join(map(str, together))}", "an image as tensors")
+    return replace(
+        contract,
+        media=joins,
+        positions=_positions(model, settings),
+        small_media=_small_media(model, apart[0]),
+    )
+
+
+def refuse_packing(contract: BatchContract, where: str) -> None:
+    """Refuse to pack what has no place in a row of several samples."""
+    stacked = [name for name, join in contract.media.items() if join == "samples"]
+    if stacked:
+        raise ConfigError(
+            where,
+            got=f"model type {contract.model_type!r}, whose {', '.join(stacked)} belong to a whole sample",
+            expected="tensors with one row for each image or patch, or as long as the text",
+            fix="train on padded rows: data.packing=false",
+        )
+
+
+# ---- what the processor makes of images
+
+
+def _image(real: RealProcessor, number: int) -> Media:
+    width, height = _SIZES[number]
+    pixels = noise_pixels(stream(number, "joins"), height, width, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return Media("image", MediaRef(name=f"image {number}", data=file.getvalue()))
+
+
+def _outputs(real: RealProcessor, images: Sequence[Media]) -> ProcessorOutputs:
+    """A short chat about images, as the processor returns it."""
+    asked = Message(role="user", parts=(*images, Text("What is this?")))
+    record = Record(
+        id="joins", origin="", source="", messages=(asked, Message(role="assistant", parts=(Text("A picture."),)))
+    )
+    try:
+        return real.outputs(record, MediaStore("."))
+    except ConfigError:
+        raise
+    except Exception as error:  # a processor may fail in any way
+        reason = error.reason if isinstance(error, RecordError) else in_one_line(error)
+        raise ConfigError(
+            real.folder,
+            got=f"a processor that fails on a chat about {len(images)} images: {reason}",
+            expected="a processor whose chat template takes images",
+            fix="try it with processor.apply_chat_template; the package that it needs may be missing",
+        ) from error
+
+
+def _lengths(outputs: Iterable[ProcessorOutputs]) -> list[int]:
+    return [len(one["input_ids"]) for one in outputs]
+
+
+# ---- from tensors to joins
+
+
+def _join(name: str, tensors: Sequence[Any], lengths: Sequence[int]) -> Join:
+    """How two tensors became the third."""
+    import torch
+
+    if not all(isinstance(tensor, torch.Tensor) and tensor.ndim for tensor in tensors):
+        kinds = ", ".join(sorted({type(tensor).__name__ for tensor in tensors}))
+        raise ConfigError(
+            f"{name} of the processor",
+            got=f"{kinds} instead of one tensor",
+            expected="tensors with one row for each image or patch, or as long as the text",
+            fix="this model needs a family of its own: docs/guides/extending.md",
+        )
+    if all(tensor.shape[:2] == (1, length) for tensor, length in zip(tensors, lengths, strict=True)):
+        return "text"
+    *apart, together = tensors
+    for same in (torch.equal, _same_shape):  # some processors cut images differently where there are several
+        for join, joined in _JOINS.items():
+            result = joined(apart)
+            if result is not None and same(result, together):
+                return join
+    return "samples"
+
+
+def _same_shape(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape
+
+
+def _concatenated(tensors: Sequence[Tensor], dim: int, padded: Callable[[int], bool]) -> Tensor | None:
+    """Along one dimension, after padding others with zeros; None where they do not fit."""
+    import torch
+    from torch.nn.functional import pad
+
+    if any(tensor.ndim != tensors[0].ndim or tensor.ndim <= dim for tensor in tensors):
+        return None
+    sizes = [max(sides) for sides in zip(*(tensor.shape for tensor in tensors), strict=True)]
+    parts = []
+    for tensor in tensors:
+        missing = [size - have if at != dim else 0 for at, (size, have) in enumerate(zip(sizes, tensor.shape, strict=True))]
+        if any(gap and not padded(at) for at, gap in enumerate(missing)):
+            return None
+        parts.append(pad(tensor, [side for gap in reversed(missing) for side in (0, gap)]))
+    return torch.cat(parts, dim)
+
+
+_JOINS: Mapping[Join, Callable[[Sequence[Any]], Any]] = {
+    "rows": lambda tensors: _concatenated(tensors, 0, lambda at: False),
+    "tiles": lambda tensors: _concatenated(tensors, 0, lambda at: at == 1),
+    "padded": lambda tensors: _concatenated(tensors, 0, lambda at: True),
+    "images": lambda tensors: _concatenated(tensors, _ALONG_IMAGES, lambda at: at > 1),
+}
+assert set(_JOINS) < set(get_args(Join))
+
+
+# ---- what the model takes
+
+
+def _base(model: Any) -> Any:
+    return getattr(model, getattr(model, "base_model_prefix", "") or "model", model)
+
+
+def _parameters(*models: Any, names: Sequence[str]) -> set[str]:
+    """The parameters of some methods."""
+    methods = [method for model in models for name in names if (method := getattr(model, name, None)) is not None]
+    return {parameter for method in methods for parameter in inspect.signature(method).parameters}
+
+
+def _positions(model: Any, settings: ProcessorSettings) -> Any:
+    """Which positions the model takes."""
+    if hasattr(_base(model), _POSITIONS):
+        return "mrope"
+    text = model.config.get_text_config().to_dict()
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if _ROPE_SECTIONS in rope:
+        raise ConfigError(
+            settings.folder,
+            got=f"model type {settings.model_type!r} with positions of three dimensions and without {_POSITIONS}",
+            expected=f"a model with {_POSITIONS}, which computes them",
+            fix="this model needs a family of its own: docs/guides/extending.md",
+        )
+    return "restart"
+
+
+def _small_media(model: Any, outputs: ProcessorOutputs) -> dict[str, np.ndarray]:
+    """What `get_image_features` takes of one small image; empty where the model has no such method."""
+    taken = _parameters(_base(model), names=("get_image_features",))
+    return {name: value.numpy() for name, value in outputs.items() if name in taken and name not in _OURS}
+
+
+def _unplaced(settings: ProcessorSettings, got: str, expected: str) -> ConfigError:
+    return ConfigError(
+        settings.folder, got=got, expected=expected, fix="this model needs a family of its own: docs/guides/extending.md"
+    )
