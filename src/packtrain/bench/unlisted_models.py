@@ -74,7 +74,7 @@ _SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
     "pretraining_tp": 1,
 }
-_GEOMETRY = ("patch_size", "spatial_merge_size", "temporal_patch_size", "downsample_factor")
+_GEOMETRY = ("patch_size", "spatial_merge_size", "temporal_patch_size", "downsample_factor", "vision_feature_select_strategy")
 _TOKEN_ID = re.compile(r"(\w+_token)_(?:id|index)")
 _PARTS = ("image_processor", "video_processor", "feature_extractor")
 
@@ -207,6 +207,7 @@ def _tokenizer_config(tokens: Mapping[str, str], spec: UnlistedSpec, processor: 
         **tokens,
         "extra_special_tokens": ["<|im_start|>", *spec.special],
         "processor_class": processor["processor_class"],
+        **spec.tokenizer,
     }
 
 
@@ -223,59 +224,53 @@ def _small_processor(model_type: str, spec: UnlistedSpec, config: Config) -> Con
     processor: dict[str, Any] = {"processor_class": name}
     if "patch_size" in arguments:
         processor["patch_size"] = _first(vision.get("patch_size"))
+    shared = {"spatial_merge_size", "vision_feature_select_strategy"} & set(arguments) & set(config)
+    processor |= {name: config[name] for name in sorted(shared)}
     tokens = {"image_seq_length", "image_seq_len", "num_image_tokens", "num_query_tokens"} & set(arguments)
     processor |= {argument: _image_tokens(vision, config) for argument in tokens}
     for part in _PARTS:
-        if part in arguments:
-            processor[part] = _part(model_type, part, spec, vision)
+        if part in arguments and (part_class := _part_class(model_type, part, spec)):
+            processor[part] = _part(part, part_class, vision)
+        elif part in arguments and arguments[part].default is inspect.Parameter.empty:
+            raise CannotBuild(f"transformers does not say which {part.replace('_', ' ')} it has")
     return processor
 
 
-def _part(model_type: str, part: str, spec: UnlistedSpec, vision: Config) -> Config:
-    """An image or video processor, or a feature extractor, with its sizes made small."""
-    import transformers
-
-    kind = f"{part}_type"
-    name = spec.processor.get(part, {}).get(kind) or _part_class(model_type, part)
-    if part == "feature_extractor":
-        return {kind: name}
-    default = getattr(transformers, name)().to_dict()
-    unit = _first(vision.get("patch_size", 14)) * vision.get("spatial_merge_size", 2)
-    side = _first(vision.get("image_size", _PATCHES * _first(vision.get("patch_size", 14))))
-    values = {
-        "patch_size": _first(vision.get("patch_size")),
-        "merge_size": vision.get("spatial_merge_size"),
-        "temporal_patch_size": vision.get("temporal_patch_size"),
-        "crop_size": {"height": side, "width": side},
-        "size": _size(default.get("size") or {}, side, unit),
-        "tile_size": side,
-        "max_patches": 4,
-        "max_image_tiles": 4,
-    }
-    small = {key: values[key] for key in values if default.get(key) is not None and values[key] is not None}
-    if isinstance(default.get("patch_size"), Mapping):
-        small["patch_size"] = {"height": small["patch_size"], "width": small["patch_size"]}
-    return {kind: name, **small}
-
-
-def _part_class(model_type: str, part: str) -> str:
+def _part_class(model_type: str, part: str, spec: UnlistedSpec) -> str:
+    """The class of a part of the processor; empty where transformers does not say."""
     from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 
-    names = dict(
-        zip(
-            _PARTS,
-            (IMAGE_PROCESSOR_MAPPING_NAMES, VIDEO_PROCESSOR_MAPPING_NAMES, FEATURE_EXTRACTOR_MAPPING_NAMES),
-            strict=True,
-        )
-    )
-    found = names[part].get(model_type)
-    if isinstance(found, Mapping):
-        found = found.get("torchvision") or found.get("pil")
-    if not found:
-        raise CannotBuild(f"transformers does not say which {part.replace('_', ' ')} it has")
-    return str(found)
+    tables = {
+        "image_processor": IMAGE_PROCESSOR_MAPPING_NAMES,
+        "video_processor": VIDEO_PROCESSOR_MAPPING_NAMES,
+        "feature_extractor": FEATURE_EXTRACTOR_MAPPING_NAMES,
+    }
+    found = spec.processor.get(part, {}).get(f"{part}_type") or tables[part].get(model_type) or ""
+    return str((found.get("torchvision") or found["pil"]) if isinstance(found, Mapping) else found)
+
+
+def _part(part: str, name: str, vision: Config) -> Config:
+    """An image or video processor with its sizes made small, or a feature extractor as it is."""
+    import transformers
+
+    if part == "feature_extractor":
+        return {f"{part}_type": name}
+    default = {key: value for key, value in vars(getattr(transformers, name)).items() if value is not None}
+    patch = _first(vision.get("patch_size", 14))
+    side = _first(vision.get("image_size", _PATCHES * patch))
+    values = {
+        "patch_size": {"height": patch, "width": patch} if isinstance(default.get("patch_size"), Mapping) else patch,
+        "merge_size": vision.get("spatial_merge_size"),
+        "temporal_patch_size": vision.get("temporal_patch_size"),
+        "crop_size": {"height": side, "width": side},
+        "size": _size(default.get("size") or {}, side, patch * vision.get("spatial_merge_size", 2)),
+        "tile_size": side,
+        "max_patches": 4,
+    }
+    small = {key: value for key, value in values.items() if key in default and value is not None}
+    return {f"{part}_type": name, **small}
 
 
 def _size(default: Config, side: int, unit: int) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packtrain.families.shape import Config
@@ -19,6 +19,7 @@ class UnlistedSpec:
     dialect: str = CHATML
     image: str = ""  # what the template writes for an image; empty: the image token
     config: Config = field(default_factory=dict)  # merged over the default config made small
+    tokenizer: Config = field(default_factory=dict)  # merged over tokenizer_config.json
     processor: Config = field(default_factory=dict)  # likewise, over the processor's parts and arguments
 
 
@@ -90,20 +91,49 @@ def _glm_parts(family: str, processor: str = "") -> Config:
     }
 
 
+_OMNI = {**_QWEN, **_named("audio", "vision_bos", "vision_eos", "audio_bos", "audio_eos", "audio_start", "audio_end")}
+_OMNI_2_5 = UnlistedSpec(
+    tokens=_OMNI,
+    image="<|vision_bos|><|image_pad|><|vision_eos|>",
+    config=_text(rope_parameters=_MROPE),
+    processor={
+        "processor_class": "Qwen2_5OmniProcessor",
+        "image_processor": {"image_processor_type": "Qwen2VLImageProcessor"},
+        "video_processor": {"video_processor_type": "Qwen2VLVideoProcessor"},
+        "feature_extractor": {"feature_extractor_type": "WhisperFeatureExtractor"},
+    },
+)
 _PIXTRAL = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 _PINPOINTS = [[56, 112], [112, 56], [112, 112]]
+_VISUAL = tuple(f"<|visual token {number:06d}|>" for number in range(16))
 _GEMMA = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+_MINICPM_SLICES = {"scale_resolution": 64, "max_slice_nums": 4, "patch_size": 16}
 _MINICPM = _named("image_start", "image_end", "slice_start", "slice_end", "image_id_start", "image_id_end")
+
+_MUSE = UnlistedSpec(
+    tokens={"image_token": "<|patch|>", "video_token": "<|video|>"},
+    special=("<|image_start|>", "<|image_end|>", "<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>"),
+    config={"out_hidden_size": 4 * 64},
+    processor={"image_processor": {"max_image_tokens": 16}},
+)
+# As many tokens for an image as its processor always writes: 16 x 16.
+_GOT_OCR2 = UnlistedSpec(
+    tokens={"image_token": "<imgpad>"},
+    special=("<img>", "</img>"),
+    image="<img><imgpad></img>",
+    config={"vision_config": {"patch_size": 4, "image_size": 256, "global_attn_indexes": []}},
+    processor={"image_processor": {"size": {"height": 256, "width": 256}}},
+)
 
 UNLISTED: Mapping[str, UnlistedSpec] = {
     "aria": UnlistedSpec(
         config={
-            "vision_config": {"patch_size": 49, "image_size": 490},
+            "vision_config": {"patch_size": 98, "image_size": 980},
             "projector_patch_to_query_dict": {"100": 16},
             "max_value_projector_patch_to_query_dict": 16,
             "text_config": {"moe_num_shared_experts": 1},
         },
-        processor={"size_conversion": {"490": 16}, "image_processor": {"max_image_size": 490, "min_image_size": 49}},
+        processor={"size_conversion": {"980": 16}},
     ),
     "aya_vision": UnlistedSpec(
         tokens={"image_patch_token": "<|IMG_PATCH|>"},
@@ -111,21 +141,10 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         config={"image_token_index": Id("<|IMG_PATCH|>")},
         processor={"img_size": 56, "downsample_factor": 2, "image_processor": {"crop_to_patches": True}},
     ),
-    "chameleon": UnlistedSpec(
-        tokens={"boi_token": "<racm3:break>", "eoi_token": "<eoss>"},
-        special=tuple(f"IMGIMG{letter}Z" for letter in "ABCDEFGH"),
-        config={
-            "vocabulary_map": {
-                name: Id(name) for name in ("<image>", *(f"IMGIMG{letter}Z" for letter in "ABCDEFGH"))
-            },
-            "vq_config": {"num_embeddings": 8, "resolution": 64, "latent_channels": 64},
-        },
-        processor={
-            "image_seq_length": 16,
-            "image_processor": {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}},
-        },
+    "cohere2_vision": UnlistedSpec(
+        tokens=_named("boi", "eoi", "img_line_break"),
+        processor={"image_processor": {"patch_size": 2}},  # tokens along each side of a tile
     ),
-    "cohere2_vision": UnlistedSpec(tokens=_named("boi", "eoi", "img_line_break")),
     "cohere_compass": UnlistedSpec(
         tokens={
             "image_token": "<|IMAGE_PAD|>",
@@ -136,19 +155,67 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         image="<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
         config={**_DEEPSTACK, "text_config": {"rope_parameters": _LAYERED_ROPE}},
     ),
-    "cosmos3_edge": _qwen(config=_text(rope_parameters=_MROPE)),
+    "cosmos3_edge": UnlistedSpec(
+        tokens=_QWEN,
+        image=_QWEN_IMAGE,
+        config=_text(rope_parameters=_MROPE),
+        tokenizer={"return_mm_token_type_ids": True},
+    ),
     "cosmos3_omni": _qwen(config={**_DEEPSTACK, **_text(rope_parameters=_MROPE)}, processor=_QWEN3_VL),
-    "deepseek_ocr2": UnlistedSpec(config=_text(num_experts_per_tok=2)),
+    "deepseek_ocr2": UnlistedSpec(
+        config={
+            "text_config": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"], "n_shared_experts": 1},
+            "vision_config": {
+                "sam_config": {
+                    "patch_size": 4,
+                    "image_size": 256,
+                    "global_attn_indexes": [],
+                    "downsample_channels": [64, 64],
+                }
+            },
+        },
+        processor={
+            "patch_size": 4,
+            "image_processor": {
+                "crop_to_patches": False,
+                "size": {"height": 256, "width": 256},
+                "tile_size": 192,
+            },
+        },
+    ),
     "deepseek_vl_hybrid": UnlistedSpec(
+        config={"high_res_vision_config": {"global_attn_indexes": [1]}},
         processor={"image_processor": {"high_res_size": {"height": 64, "width": 64}}},
     ),
-    "emu3": UnlistedSpec(tokens=_named("boi", "eoi", "eof")),
+    "emu3": UnlistedSpec(
+        tokens={**_named("boi", "eoi", "eof"), "image_wrapper_token": "<|image token|>"},
+        special=("<|extra_200|>", *_VISUAL),
+        config={
+            "vocabulary_map": {name: Id(name) for name in ("<image>", "<|extra_200|>", *_VISUAL)},
+            "vq_config": {"codebook_size": len(_VISUAL), "hidden_size": 64, "channel_multiplier": [1, 1, 1, 1]},
+        },
+        processor={
+            "image_processor": {
+                "min_pixels": 32 * 32,
+                "max_pixels": 48 * 48,
+                "size": {"min_pixels": 32 * 32, "max_pixels": 48 * 48},
+            }
+        },
+    ),
     "ernie4_5_vl_moe": UnlistedSpec(
         tokens=_named("image_start", "image_end", "video_start", "video_end"),
         image="<|image_start|><image><|image_end|>",
+        config={
+            "text_config": {
+                "rope_parameters": _MROPE,
+                "moe_intermediate_size": [32, 32],
+                "mlp_layer_types": ["dense", "sparse"],
+                "moe_num_shared_experts": 1,
+            }
+        },
+        processor={"video_processor": {"draw_on_frames": False}},
     ),
     "exaone4_5": _qwen(),
-    "fuyu": UnlistedSpec(special=("|SPEAKER|", "|NEWLINE|")),
     "gemma4": UnlistedSpec(
         tokens={**_GEMMA, "video_token": "<|video|>"},
         config={
@@ -160,7 +227,12 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     "gemma4_unified": UnlistedSpec(
         tokens={**_GEMMA, "video_token": "<|video|>"},
         config={
-            "vision_config": {"model_type": "gemma4_unified_vision"},
+            "vision_config": {
+                "model_type": "gemma4_unified_vision",
+                "mm_embed_dim": 64,
+                "mm_posemb_size": 64,
+                "output_proj_dims": 64,
+            },
             "text_config": {"per_layer_config": {}},
         },
         processor={"image_processor": {"max_soft_tokens": 70}},
@@ -171,7 +243,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     "glm5_next": _glm(config=_text(qk_rope_head_dim=0, qk_head_dim=16, layer_types=["linear_attention", "indexed_attention"])),
     "glm_ocr": _glm(config=_text(rope_parameters=_MROPE), processor=_glm_parts("Glm46V")),
     "glmga": _glm(config=_text(rope_parameters=_MROPE), processor=_glm_parts("Glmga", "Glm46V")),
-    "got_ocr2": UnlistedSpec(tokens={"image_token": "<imgpad>"}, special=("<img>", "</img>")),
+    "got_ocr2": _GOT_OCR2,
     "granite4_vision": UnlistedSpec(
         config={
             "downsample_rate": "1/2",
@@ -193,20 +265,23 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
             "im_start_id": Id("image_start_token"),
             "im_end_id": Id("image_end_token"),
             "im_newline_id": Id("<|image_newline|>"),
+            "text_config": {"head_dim": 16},
         },
         special=("<|image_newline|>",),
     ),
     "hyperclovax_vision_v2": UnlistedSpec(),
     "idefics2": UnlistedSpec(
-        special=("<fake_token_around_image>", "<end_of_utterance>"),
+        tokens={"image_boundary_token": "<fake_token_around_image>"},
+        special=("<end_of_utterance>",),
         config={"perceiver_config": {"num_key_value_heads": 2}},
+        processor={"image_processor": {"size": {"shortest_edge": 64, "longest_edge": 128}}},
     ),
-    "janus": UnlistedSpec(tokens=_named("boi", "eoi")),
+    "janus": UnlistedSpec(
+        tokens=_named("boi", "eoi"), config={"vq_config": {"channel_multiplier": [1, 1], "latent_channels": 32}}
+    ),
     "kimi_k25": UnlistedSpec(
         processor={"image_processor": {"size": {"max_height": 112, "max_width": 112}}},
     ),
-    "kosmos-2": UnlistedSpec(processor={"processor_class": "Kosmos2Processor"}),
-    "kosmos-2.5": UnlistedSpec(processor={"processor_class": "Kosmos2_5Processor"}),
     "lfm2_vl": UnlistedSpec(
         config={"vision_config": {"num_patches": 16}},
         processor={
@@ -230,14 +305,14 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         config={"image_grid_pinpoints": _PINPOINTS},
         processor={"num_additional_image_tokens": 1, "image_processor": {"image_grid_pinpoints": _PINPOINTS}},
     ),
-    "minicpm_ocr": UnlistedSpec(tokens=_MINICPM),
-    "minicpmv4_6": UnlistedSpec(tokens=_MINICPM),
-    "minicpmv4_7": UnlistedSpec(tokens=_MINICPM),
+    "minicpm_ocr": UnlistedSpec(tokens=_MINICPM, processor={"image_processor": _MINICPM_SLICES}),
+    "minicpmv4_6": UnlistedSpec(tokens=_MINICPM, processor={"image_processor": _MINICPM_SLICES}),
+    "minicpmv4_7": UnlistedSpec(tokens=_MINICPM, processor={"image_processor": _MINICPM_SLICES}),
     "minimax_m3_vl": UnlistedSpec(
         tokens={"image_token": "]<]image[>[", "video_token": "]<]video[>["},
         special=("]<]start of image[>[", "]<]end of image[>["),
     ),
-    "mistral3": UnlistedSpec(tokens=_PIXTRAL, processor={"spatial_merge_size": 2}),
+    "mistral3": UnlistedSpec(tokens=_PIXTRAL),
     "mistral_large4": UnlistedSpec(tokens=_PIXTRAL),
     "mllama": UnlistedSpec(
         tokens={"image_token": "<|image|>"},
@@ -259,15 +334,12 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         ),
         config={
             "adapter_config": {"vision_feature_layer": [1, 0]},
+            "vision_config": {"num_position_embeddings": 16},
             "image_patch_id": Id("<im_patch>"),
         },
+        processor={"image_processor": {"max_crops": 4, "overlap_margins": [1, 1]}},
     ),
-    "muse_glimmer": UnlistedSpec(
-        tokens={"image_token": "<|patch|>", "video_token": "<|video|>"},
-        special=("<|image_start|>", "<|image_end|>", "<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>"),
-        config={"out_hidden_size": 4 * 64},
-        processor={"image_processor": {"max_image_tokens": 16}},
-    ),
+    "muse_glimmer": _MUSE,
     "ovis2": UnlistedSpec(
         special=tuple(f"<IMG_{name}>" for name in "ATOM START GRID COL ROW END".split()),
         config={
@@ -278,7 +350,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     ),
     "paddleocr_vl": _qwen(config=_text(rope_parameters=_MROPE)),
     "paligemma": UnlistedSpec(),
-    "pp_chart2table": UnlistedSpec(tokens={"image_token": "<imgpad>"}, special=("<img>", "</img>")),
+    "pp_chart2table": _GOT_OCR2,
     "qianfan_ocr": UnlistedSpec(
         tokens={
             "start_image_token": "<img>",
@@ -288,25 +360,60 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         config={"image_token_id": Id("<IMG_CONTEXT>")},
         processor={"image_seq_length": 4},
     ),
-    "qwen2_5_omni_thinker": _qwen(config=_text(rope_parameters=_MROPE)),
+    "qwen2_5_omni_thinker": _OMNI_2_5,
     "qwen3_5": _qwen(config=_QWEN3_5),
     "qwen3_5_moe": _qwen(config=_QWEN3_5),
     "qwen3_vl_moe": _qwen(
         config={**_DEEPSTACK, **_text(rope_parameters={**_MROPE, "mrope_interleaved": True})}, processor=_QWEN3_VL
     ),
-    "qwen4_exp": _qwen(config=_QWEN3_5),
-    "shieldgemma2": UnlistedSpec(),
+    "qwen4_exp": _qwen(
+        config={
+            **_QWEN3_5,
+            "text_config": {
+                **_QWEN3_5["text_config"],
+                "indexer_n_heads": 2,
+                "indexer_kv_heads": 1,
+                "indexer_head_dim": 16,
+                "indexer_budget": 64,
+                "indexer_compress_ratio": 4,
+            },
+        }
+    ),
     "step3p7": UnlistedSpec(
         tokens={"image_token": "<im_patch>"},
         special=("<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>"),
-        config=_text(sliding_window=64),
+        config={"text_config": {"sliding_window": 64}, "vision_config": {"image_size": 112}},
+        processor={"image_processor": {"patch_size": 112, "max_image_size": 224}},
     ),
-    "unlimited_ocr": UnlistedSpec(),
+    "unlimited_ocr": UnlistedSpec(
+        config={
+            "vision_config": {
+                "sam_config": {"global_attn_indexes": [1], "downsample_channels": [64, 64]},
+                "encoder_config": {"image_size": 56},
+            }
+        },
+        processor={
+            "patch_size": 16,
+            "image_processor": {"size": {"height": 128, "width": 128}, "tile_size": 64, "max_patches": 4},
+        },
+    ),
     "vipllava": UnlistedSpec(
         config={"vision_feature_layers": [-1, -2]},
         processor={"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
     ),
     "video_llama_3": _qwen(),
+    "muse_spark": replace(
+        _MUSE,
+        config={
+            **_MUSE.config,
+            "audio_config": {"num_hidden_layers": 4, "hidden_sizes": [16] * 4, "depths": [1] * 4},
+        },
+    ),
+    "qwen3_omni_moe_thinker": replace(
+        _OMNI_2_5,
+        config={**_DEEPSTACK, **_text(rope_parameters={**_MROPE, "mrope_interleaved": True})},
+        processor={**_OMNI_2_5.processor, "processor_class": "Qwen3OmniMoeProcessor"},
+    ),
 }
 _NO_TEMPLATE = "its processor takes no chat template"
 _TIMM = "its vision encoder needs the package timm"
@@ -314,6 +421,10 @@ _ENCODER_DECODER = "an encoder-decoder: its answer is no continuation of the row
 IMPOSSIBLE: Mapping[str, str] = {
     "blip": _NO_TEMPLATE,
     "blip-2": _NO_TEMPLATE,
+    "chameleon": _NO_TEMPLATE,
+    "fuyu": _NO_TEMPLATE,
+    "kosmos-2": _NO_TEMPLATE,
+    "kosmos-2.5": _NO_TEMPLATE,
     "git": _NO_TEMPLATE,
     "idefics": _NO_TEMPLATE,
     "instructblip": _NO_TEMPLATE,
@@ -331,5 +442,8 @@ IMPOSSIBLE: Mapping[str, str] = {
     "diffusion_gemma": "it predicts blocks by diffusion, not the next token",
     "evolla": "it reads proteins, not images",
     "mistral4": "it has no vision encoder and no processor",
+    "shieldgemma2": "its processor writes prompts of its own, one for each policy and image",
     "pi0": "it predicts a robot's actions, not text",
 }
+# Their processors refuse a chat without an image.
+NEEDS_IMAGES = ("got_ocr2", "paligemma", "pp_chart2table")
