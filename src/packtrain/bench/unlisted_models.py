@@ -46,6 +46,7 @@ _SIZES: Mapping[int, tuple[str, ...]] = {
     ),
     32: (
         *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim"),
+        "downsample_hidden_size",
         *("moe_shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank", "base_channels"),
     ),
     16: (
@@ -74,7 +75,13 @@ _SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
     "pretraining_tp": 1,
 }
-_GEOMETRY = ("patch_size", "spatial_merge_size", "temporal_patch_size", "downsample_factor", "vision_feature_select_strategy")
+_GEOMETRY = (
+    "patch_size",
+    "spatial_merge_size",
+    "temporal_patch_size",
+    "downsample_factor",
+    "vision_feature_select_strategy",
+)
 _TOKEN_ID = re.compile(r"(\w+_token)_(?:id|index)")
 _PARTS = ("image_processor", "video_processor", "feature_extractor")
 
@@ -257,19 +264,21 @@ def _part(part: str, name: str, vision: Config) -> Config:
 
     if part == "feature_extractor":
         return {f"{part}_type": name}
-    default = {key: value for key, value in vars(getattr(transformers, name)).items() if value is not None}
+    kind = getattr(transformers, name)
     patch = _first(vision.get("patch_size", 14))
     side = _first(vision.get("image_size", _PATCHES * patch))
     values = {
-        "patch_size": {"height": patch, "width": patch} if isinstance(default.get("patch_size"), Mapping) else patch,
+        "patch_size": {"height": patch, "width": patch}
+        if isinstance(getattr(kind, "patch_size", None), Mapping)
+        else patch,
         "merge_size": vision.get("spatial_merge_size"),
         "temporal_patch_size": vision.get("temporal_patch_size"),
         "crop_size": {"height": side, "width": side},
-        "size": _size(default.get("size") or {}, side, patch * vision.get("spatial_merge_size", 2)),
+        "size": _size(getattr(kind, "size", None) or {}, side, patch * vision.get("spatial_merge_size", 2)),
         "tile_size": side,
         "max_patches": 4,
     }
-    small = {key: value for key, value in values.items() if key in default and value is not None}
+    small = {key: value for key, value in values.items() if getattr(kind, key, None) is not None and value}
     return {f"{part}_type": name, **small}
 
 

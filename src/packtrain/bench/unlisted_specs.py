@@ -95,7 +95,11 @@ _OMNI = {**_QWEN, **_named("audio", "vision_bos", "vision_eos", "audio_bos", "au
 _OMNI_2_5 = UnlistedSpec(
     tokens=_OMNI,
     image="<|vision_bos|><|image_pad|><|vision_eos|>",
-    config=_text(rope_parameters=_MROPE),
+    config={
+        "vision_start_token_id": Id("vision_bos_token"),
+        "vision_end_token_id": Id("vision_eos_token"),
+        "text_config": {"rope_parameters": _MROPE},
+    },
     processor={
         "processor_class": "Qwen2_5OmniProcessor",
         "image_processor": {"image_processor_type": "Qwen2VLImageProcessor"},
@@ -115,14 +119,6 @@ _MUSE = UnlistedSpec(
     special=("<|image_start|>", "<|image_end|>", "<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>"),
     config={"out_hidden_size": 4 * 64},
     processor={"image_processor": {"max_image_tokens": 16}},
-)
-# As many tokens for an image as its processor always writes: 16 x 16.
-_GOT_OCR2 = UnlistedSpec(
-    tokens={"image_token": "<imgpad>"},
-    special=("<img>", "</img>"),
-    image="<img><imgpad></img>",
-    config={"vision_config": {"patch_size": 4, "image_size": 256, "global_attn_indexes": []}},
-    processor={"image_processor": {"size": {"height": 256, "width": 256}}},
 )
 
 UNLISTED: Mapping[str, UnlistedSpec] = {
@@ -192,7 +188,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         special=("<|extra_200|>", *_VISUAL),
         config={
             "vocabulary_map": {name: Id(name) for name in ("<image>", "<|extra_200|>", *_VISUAL)},
-            "vq_config": {"codebook_size": len(_VISUAL), "hidden_size": 64, "channel_multiplier": [1, 1, 1, 1]},
+            "vq_config": {"codebook_size": len(_VISUAL), "hidden_size": 32, "channel_multiplier": [1, 1, 1, 1]},
         },
         processor={
             "image_processor": {
@@ -207,7 +203,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         image="<|image_start|><image><|image_end|>",
         config={
             "text_config": {
-                "rope_parameters": _MROPE,
+                "rope_parameters": {**_MROPE, "mrope_section": [3, 3, 2]},
                 "moe_intermediate_size": [32, 32],
                 "mlp_layer_types": ["dense", "sparse"],
                 "moe_num_shared_experts": 1,
@@ -240,10 +236,11 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     "glm46v": _glm(config=_text(rope_parameters=_MROPE)),
     "glm4v": _glm(config=_text(rope_parameters=_MROPE)),
     "glm4v_moe": _glm(config=_text(rope_parameters=_HALF_MROPE, n_shared_experts=1), processor=_glm_parts("Glm4v")),
-    "glm5_next": _glm(config=_text(qk_rope_head_dim=0, qk_head_dim=16, layer_types=["linear_attention", "indexed_attention"])),
+    "glm5_next": _glm(
+        config=_text(qk_rope_head_dim=0, qk_head_dim=16, layer_types=["linear_attention", "indexed_attention"])
+    ),
     "glm_ocr": _glm(config=_text(rope_parameters=_MROPE), processor=_glm_parts("Glm46V")),
     "glmga": _glm(config=_text(rope_parameters=_MROPE), processor=_glm_parts("Glmga", "Glm46V")),
-    "got_ocr2": _GOT_OCR2,
     "granite4_vision": UnlistedSpec(
         config={
             "downsample_rate": "1/2",
@@ -265,7 +262,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
             "im_start_id": Id("image_start_token"),
             "im_end_id": Id("image_end_token"),
             "im_newline_id": Id("<|image_newline|>"),
-            "text_config": {"head_dim": 16},
+            "text_config": {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_section": [2, 2, 2, 2]}},
         },
         special=("<|image_newline|>",),
     ),
@@ -280,7 +277,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         tokens=_named("boi", "eoi"), config={"vq_config": {"channel_multiplier": [1, 1], "latent_channels": 32}}
     ),
     "kimi_k25": UnlistedSpec(
-        processor={"image_processor": {"size": {"max_height": 112, "max_width": 112}}},
+        processor={"image_processor": {"size": {"max_height": 112, "max_width": 112}, "max_patches": 64}},
     ),
     "lfm2_vl": UnlistedSpec(
         config={"vision_config": {"num_patches": 16}},
@@ -299,7 +296,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     "llama4": UnlistedSpec(
         tokens={"image_token": "<|image|>"},
         special=("<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
-        config={"image_token_index": Id("<|patch|>")},
+        config={"image_token_index": Id("<|patch|>"), "vision_config": {"intermediate_size": 4 * 64}},
     ),
     "llava_next_video": UnlistedSpec(
         config={"image_grid_pinpoints": _PINPOINTS},
@@ -330,7 +327,16 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     "molmo2": UnlistedSpec(
         special=tuple(
             f"<{name}>"
-            for name in "im_patch im_col im_start low_res_im_start frame_start im_end frame_end im_low".split()
+            for name in [
+                "im_patch",
+                "im_col",
+                "im_start",
+                "low_res_im_start",
+                "frame_start",
+                "im_end",
+                "frame_end",
+                "im_low",
+            ]
         ),
         config={
             "adapter_config": {"vision_feature_layer": [1, 0]},
@@ -341,16 +347,21 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     ),
     "muse_glimmer": _MUSE,
     "ovis2": UnlistedSpec(
-        special=tuple(f"<IMG_{name}>" for name in "ATOM START GRID COL ROW END".split()),
+        special=tuple(f"<IMG_{name}>" for name in ["ATOM", "START", "GRID", "COL", "ROW", "END"]),
         config={
             "image_token_id": Id("<IMG_ATOM>"),
-            "visual_indicator_token_ids": [Id(f"<IMG_{name}>") for name in "START GRID COL ROW END".split()],
+            "visual_indicator_token_ids": [Id(f"<IMG_{name}>") for name in ["START", "GRID", "COL", "ROW", "END"]],
             "vision_config": {"vocab_size": 256},
         },
     ),
     "paddleocr_vl": _qwen(config=_text(rope_parameters=_MROPE)),
-    "paligemma": UnlistedSpec(),
-    "pp_chart2table": _GOT_OCR2,
+    "paligemma": UnlistedSpec(processor={"image_processor": {"image_seq_length": 16}}),
+    "pp_chart2table": UnlistedSpec(
+        tokens={"image_token": "<imgpad>"},
+        special=("<img>", "</img>"),
+        image="<img>" + 16 * "<imgpad>" + "</img>",  # its processor leaves the tokens to the template
+        config={"vision_config": {"image_size": 256, "global_attn_indexes": [1]}},
+    ),
     "qianfan_ocr": UnlistedSpec(
         tokens={
             "start_image_token": "<img>",
@@ -411,8 +422,18 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
     ),
     "qwen3_omni_moe_thinker": replace(
         _OMNI_2_5,
-        config={**_DEEPSTACK, **_text(rope_parameters={**_MROPE, "mrope_interleaved": True})},
+        config={
+            **_OMNI_2_5.config,
+            **_DEEPSTACK,
+            "text_config": {"rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+        },
         processor={**_OMNI_2_5.processor, "processor_class": "Qwen3OmniMoeProcessor"},
+    ),
+    "video_llava": UnlistedSpec(
+        processor={
+            "image_processor": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+            "video_processor": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+        }
     ),
 }
 _NO_TEMPLATE = "its processor takes no chat template"
@@ -439,6 +460,8 @@ IMPOSSIBLE: Mapping[str, str] = {
     "gemma3n": _TIMM,
     "perception_lm": _TIMM,
     "inkling_mm_model": "its model needs the package scipy",
+    "nemotron_h_omni": "its processor needs the package librosa, for sound",
+    "got_ocr2": "its processor refuses the images of a chat unless called with multi_page=True",
     "diffusion_gemma": "it predicts blocks by diffusion, not the next token",
     "evolla": "it reads proteins, not images",
     "mistral4": "it has no vision encoder and no processor",
@@ -446,4 +469,4 @@ IMPOSSIBLE: Mapping[str, str] = {
     "pi0": "it predicts a robot's actions, not text",
 }
 # Their processors refuse a chat without an image.
-NEEDS_IMAGES = ("got_ocr2", "paligemma", "pp_chart2table")
+NEEDS_IMAGES = ("paligemma", "pp_chart2table")
