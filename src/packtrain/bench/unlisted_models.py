@@ -14,9 +14,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from packtrain.bench.unlisted_specs import IMPOSSIBLE, UNLISTED, UnlistedSpec
+from packtrain.bench.unlisted_specs import IMPOSSIBLE, UNLISTED, UnlistedSpec, spelled
 from packtrain.families.shape import Config
-from packtrain.families.tiny import Id, TemplateSpec, VocabularySize, build_tokenizer, chat_template, tokenizer_json
+from packtrain.families.tiny import (
+    CHATML,
+    Id,
+    TemplateSpec,
+    VocabularySize,
+    build_tokenizer,
+    chat_template,
+    tokenizer_json,
+)
 
 LISTED = (
     *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm"),
@@ -46,13 +54,12 @@ _SIZES: Mapping[int, tuple[str, ...]] = {
     ),
     32: (
         *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim"),
-        "downsample_hidden_size",
-        *("moe_shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank", "base_channels"),
+        *("kv_lora_rank", "q_lora_rank", "base_channels", "downsample_hidden_size"),
     ),
     16: (
         *("head_dim", "linear_key_head_dim", "linear_value_head_dim", "v_head_dim", "qk_nope_head_dim", "d_kv"),
         *("qk_rope_head_dim", "resampler_dim_head", "resampler_head_dim", "linear_head_dim", "index_head_dim"),
-        *("swa_head_dim", "num_query_tokens", "resampler_n_latents", "latent_query_num", "num_embeddings"),
+        *("swa_head_dim", "resampler_n_latents", "num_embeddings"),
     ),
     4: (
         *("num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads", "attention_heads"),
@@ -106,7 +113,7 @@ def write_unlisted(model_type: str, folder: Path) -> Path:
         raise CannotBuild(f"{model_type!r} is no image-text-to-text type that packtrain leaves unlisted")
     spec = UNLISTED.get(model_type, UnlistedSpec())
     config = _merged(_small_config(model_type, spec), spec.config)
-    tokens = {**_TOKENS, **{name: _spelled(name) for name in _named(config) if name not in _TOKENS}, **spec.tokens}
+    tokens = {**spelled(*_named(config)), **_TOKENS, **spec.tokens}
     tokenizer = build_tokenizer(tuple(dict.fromkeys(("<|im_start|>", *tokens.values(), *spec.special))), (), bos=None)
     processor = _merged(_small_processor(model_type, spec, config), spec.processor)
     texts = {
@@ -115,7 +122,7 @@ def write_unlisted(model_type: str, folder: Path) -> Path:
         "tokenizer_config.json": _json(_tokenizer_config(tokens, spec, processor)),
         "processor_config.json": _json(processor),
         "chat_template.jinja": chat_template(
-            TemplateSpec(dialect=spec.dialect, image=spec.image or tokens["image_token"], bos=False)
+            TemplateSpec(dialect=CHATML, image=spec.image or tokens["image_token"], bos=False)
         ),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +143,7 @@ def _small_config(model_type: str, spec: UnlistedSpec) -> Config:
 
 
 def _made_small(default: Config) -> Config:
-    """The keys of a config that have to be small or name a token; its class computes the others from them."""
+    """The keys of a config that must be small or name a token; the others follow from them or stay as they are."""
     small: dict[str, Any] = {"model_type": default["model_type"]} if "model_type" in default else {}
     for key, value in default.items():
         if isinstance(value, Mapping):
@@ -168,12 +175,10 @@ def _like(default: Any, value: Any) -> Any:
 
 
 def _merged(base: Config, more: Config) -> Config:
-    """Nested dicts are merged, anything else is replaced; what becomes `...` is left out."""
+    """Nested dicts are merged, anything else is replaced."""
     merged = dict(base)
     for key, value in more.items():
-        if value is ...:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
             merged[key] = _merged(base[key], value)
         else:
             merged[key] = value
@@ -187,10 +192,6 @@ def _named(config: Any) -> Iterator[str]:
     elif isinstance(config, Mapping | list):
         for value in config.values() if isinstance(config, Mapping) else config:
             yield from _named(value)
-
-
-def _spelled(name: str) -> str:
-    return f"<|{name.removesuffix('_token')}|>"
 
 
 def _filled(value: Any, tokens: Mapping[str, str], tokenizer: Any) -> Any:
@@ -231,10 +232,12 @@ def _small_processor(model_type: str, spec: UnlistedSpec, config: Config) -> Con
     processor: dict[str, Any] = {"processor_class": name}
     if "patch_size" in arguments:
         processor["patch_size"] = _first(vision.get("patch_size"))
-    shared = {"spatial_merge_size", "vision_feature_select_strategy"} & set(arguments) & set(config)
-    processor |= {name: config[name] for name in sorted(shared)}
-    tokens = {"image_seq_length", "image_seq_len", "num_image_tokens", "num_query_tokens"} & set(arguments)
-    processor |= {argument: _image_tokens(vision, config) for argument in tokens}
+    shared = ("spatial_merge_size", "vision_feature_select_strategy")
+    processor |= {name: config[name] for name in shared if name in arguments and name in config}
+    patches = (_first(vision.get("image_size", 56)) // _first(vision.get("patch_size", 14))) ** 2
+    processor |= {
+        name: patches for name in ("image_seq_length", "image_seq_len", "num_image_tokens") if name in arguments
+    }
     for part in _PARTS:
         if part in arguments and (part_class := _part_class(model_type, part, spec)):
             processor[part] = _part(part, part_class, vision)
@@ -267,10 +270,9 @@ def _part(part: str, name: str, vision: Config) -> Config:
     kind = getattr(transformers, name)
     patch = _first(vision.get("patch_size", 14))
     side = _first(vision.get("image_size", _PATCHES * patch))
+    by_sides = isinstance(getattr(kind, "patch_size", None), Mapping)
     values = {
-        "patch_size": {"height": patch, "width": patch}
-        if isinstance(getattr(kind, "patch_size", None), Mapping)
-        else patch,
+        "patch_size": {"height": patch, "width": patch} if by_sides else patch,
         "merge_size": vision.get("spatial_merge_size"),
         "temporal_patch_size": vision.get("temporal_patch_size"),
         "crop_size": {"height": side, "width": side},
@@ -288,11 +290,6 @@ def _size(default: Config, side: int, unit: int) -> Config:
         return {"shortest_edge": 4 * unit**2, "longest_edge": 16 * unit**2}
     longest = {"longest_edge": 2 * side, "max_height": side, "max_width": side}
     return {key: longest.get(key, side) for key in default}
-
-
-def _image_tokens(vision: Config, config: Config) -> int:
-    side = _first(vision.get("image_size", 56)) // _first(vision.get("patch_size", 14))
-    return int(side**2)
 
 
 def _json(value: Any) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packtrain.families.shape import Config
-from packtrain.families.tiny import CHATML, Id, VocabularySize
+from packtrain.families.tiny import Id, VocabularySize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,16 +16,19 @@ class UnlistedSpec:
 
     tokens: Mapping[str, str] = field(default_factory=dict)  # special tokens by the name that processors know them by
     special: tuple[str, ...] = ()  # further special tokens, without a name
-    dialect: str = CHATML
     image: str = ""  # what the template writes for an image; empty: the image token
     config: Config = field(default_factory=dict)  # merged over the default config made small
     tokenizer: Config = field(default_factory=dict)  # merged over tokenizer_config.json
     processor: Config = field(default_factory=dict)  # likewise, over the processor's parts and arguments
 
 
-def _named(*names: str) -> dict[str, str]:
+def spelled(*names: str) -> dict[str, str]:
     """Tokens without a spelling of their own: boi_token -> <|boi|>."""
-    return {f"{name}_token": f"<|{name}|>" for name in names}
+    return {name: f"<|{name.removesuffix('_token')}|>" for name in names}
+
+
+def _named(*names: str) -> dict[str, str]:
+    return spelled(*(f"{name}_token" for name in names))
 
 
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -60,13 +63,14 @@ _QWEN3_VL = {
     "video_processor": {"video_processor_type": "Qwen3VLVideoProcessor"},
 }
 _DEEPSTACK = {"vision_config": {"deepstack_visual_indexes": [0, 1]}}
-_QWEN3_5 = {
-    "text_config": {
-        "layer_types": ["linear_attention", "full_attention"],
-        "rope_parameters": {**_HALF_MROPE, "mrope_interleaved": True},
-    },
-    "vision_config": {"num_position_embeddings": 64},
-}
+
+
+def _qwen3_5(**text: Any) -> UnlistedSpec:
+    layers = {"layer_types": ["linear_attention", "full_attention"]}
+    rope = {**_HALF_MROPE, "mrope_interleaved": True}
+    vision = {"num_position_embeddings": 64}
+    return _qwen(config={"text_config": {**layers, "rope_parameters": rope, **text}, "vision_config": vision})
+
 
 _GLM = {
     "image_token": "<|image|>",
@@ -179,6 +183,7 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
             },
         },
     ),
+    "deepseek_vl": UnlistedSpec(),
     "deepseek_vl_hybrid": UnlistedSpec(
         config={"high_res_vision_config": {"global_attn_indexes": [1]}},
         processor={"image_processor": {"high_res_size": {"height": 64, "width": 64}}},
@@ -325,18 +330,9 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         },
     ),
     "molmo2": UnlistedSpec(
-        special=tuple(
-            f"<{name}>"
-            for name in [
-                "im_patch",
-                "im_col",
-                "im_start",
-                "low_res_im_start",
-                "frame_start",
-                "im_end",
-                "frame_end",
-                "im_low",
-            ]
+        special=(
+            *("<im_patch>", "<im_col>", "<im_start>", "<low_res_im_start>"),
+            *("<frame_start>", "<im_end>", "<frame_end>", "<im_low>"),
         ),
         config={
             "adapter_config": {"vision_feature_layer": [1, 0]},
@@ -372,23 +368,13 @@ UNLISTED: Mapping[str, UnlistedSpec] = {
         processor={"image_seq_length": 4},
     ),
     "qwen2_5_omni_thinker": _OMNI_2_5,
-    "qwen3_5": _qwen(config=_QWEN3_5),
-    "qwen3_5_moe": _qwen(config=_QWEN3_5),
+    "qwen3_5": _qwen3_5(),
+    "qwen3_5_moe": _qwen3_5(),
     "qwen3_vl_moe": _qwen(
         config={**_DEEPSTACK, **_text(rope_parameters={**_MROPE, "mrope_interleaved": True})}, processor=_QWEN3_VL
     ),
-    "qwen4_exp": _qwen(
-        config={
-            **_QWEN3_5,
-            "text_config": {
-                **_QWEN3_5["text_config"],
-                "indexer_n_heads": 2,
-                "indexer_kv_heads": 1,
-                "indexer_head_dim": 16,
-                "indexer_budget": 64,
-                "indexer_compress_ratio": 4,
-            },
-        }
+    "qwen4_exp": _qwen3_5(
+        indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=64, indexer_compress_ratio=4
     ),
     "step3p7": UnlistedSpec(
         tokens={"image_token": "<im_patch>"},

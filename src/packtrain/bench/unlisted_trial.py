@@ -1,4 +1,4 @@
-"""Whether a small model of an unlisted type does what a model with images must: load, see its images, take text alone."""
+"""Whether a small model of an unlisted type works: it loads, sees its images, and takes text alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trial:
     image_tokens: int  # of the chat with both images
     effect: float  # the largest change of a logit when the pixels are others
     finite: bool  # all logits, also those of a chat without images where the processor takes one
-    counts_image_tokens: bool  # refuses a row with one image token too few
+    counts_image_tokens: bool  # refuses a row with one image token too few, but not one with less text
     has_rope_index: bool
     shapes: Mapping[str, tuple[int, ...]]  # of what the processor returned for the chat with both images
 
@@ -98,7 +98,8 @@ def try_unlisted(model_type: str, folder: Path) -> Trial:
         image_tokens=int(is_image.sum()),
         effect=float((logits - loaded.logits(others)).abs().max()),
         finite=bool(torch.isfinite(logits).all() and torch.isfinite(alone).all()),
-        counts_image_tokens=_refuses(loaded, _without(inputs, int(is_image.nonzero()[0]))),
+        counts_image_tokens=_refuses(loaded, _without(inputs, int(is_image.nonzero()[0])))
+        and not _refuses(loaded, _without(inputs, len(is_image) - 1)),
         has_rope_index=any(hasattr(module, "get_rope_index") for module in loaded.model.modules()),
         shapes={name: tuple(np.shape(value)) for name, value in inputs.items()},
     )
