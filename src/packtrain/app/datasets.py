@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from packtrain.delivery.encode.pack_source import PackSource
     from packtrain.delivery.encode.row_table import RowTable
     from packtrain.delivery.encode.token_cache import TokenTable
+    from packtrain.delivery.encode.unlisted import ProcessorEncoder
     from packtrain.delivery.loader.pack_loader import PackLoader, PackStream
+    from packtrain.families.family import BatchContract
     from packtrain.records.shards.data_files import LocalFiles
 
 
@@ -82,7 +84,7 @@ class _Built:
     """The result of building a dataset."""
 
     source: PackSource
-    encoder: SampleEncoder
+    encoder: SampleEncoder | ProcessorEncoder
     tokens: TokenTable | None = None
     measured: EntryCounts = field(default_factory=lambda: EntryCounts(entries=0, rows=0))
     notes: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ class _PackDataset:
             return
         from packtrain.delivery.encode.encode import SampleEncoder
         from packtrain.delivery.encode.row_table import RowTable
+        from packtrain.delivery.encode.unlisted import sample_encoder
 
         with alone(root / "locks" / f"{digest(config.measured_by())}.lock"):
             table = measure_outcome(config, streaming=None if self._streams else False, progress=progress).table
@@ -122,10 +125,13 @@ class _PackDataset:
                 plan = _load_given_plan(config, table)
             else:
                 plan = pack_outcome(table, config.packing_config(_context(config)), progress=progress, cache=root).plan
-            encoder = SampleEncoder(table.request(), measured_settings=table.summary.settings)
+            encoder = sample_encoder(
+                table.request(), packing=bool(config.packing), measured_settings=table.summary.settings
+            )
             _require_rotary_lengths(plan, encoder.contract.longest_together, self.rows_per_batch)
             rows = RowTable.make(table, root / "rows")
-            encoder.cached = self._tokens(table, rows, root, progress) if config.caches_tokens else None
+            if config.caches_tokens and isinstance(encoder, SampleEncoder):
+                encoder.cached = self._tokens(table, rows, root, progress)
             self._built = _Built(
                 source=self._source(plan, table, rows, encoder, root),
                 encoder=encoder,
@@ -161,9 +167,14 @@ class _PackDataset:
         return self._parts().source
 
     @property
-    def encoder(self) -> SampleEncoder:
+    def encoder(self) -> SampleEncoder | ProcessorEncoder:
         """Encodes records into samples."""
         return self._parts().encoder
+
+    @property
+    def contract(self) -> BatchContract:
+        """What a batch of this model looks like."""
+        return self.encoder.contract
 
     @property
     def tokens(self) -> TokenTable | None:
@@ -232,7 +243,7 @@ class _PackDataset:
         )
 
     def _source(
-        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
+        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder | ProcessorEncoder, root: Path
     ) -> PackSource:
         raise NotImplementedError
 
@@ -282,7 +293,7 @@ class MultiModalDataset(_PackDataset):
         return self.source[PackKey(epoch=0, pack=number)]
 
     def _source(
-        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
+        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder | ProcessorEncoder, root: Path
     ) -> PackSource:
         from packtrain.delivery.encode.pack_source import PackSource
         from packtrain.delivery.encode.row_table import RecordReader
@@ -348,7 +359,7 @@ class MultiModalIterableDataset(_PackDataset):
         _register(type(self))
 
     def _source(
-        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder, root: Path
+        self, plan: PackPlan, table: CostTable, rows: RowTable, encoder: SampleEncoder | ProcessorEncoder, root: Path
     ) -> PackSource:
         from packtrain.delivery.encode.pack_source import StreamedSource
         from packtrain.delivery.encode.row_table import RecordReader
@@ -361,7 +372,7 @@ class MultiModalIterableDataset(_PackDataset):
 
     def _online(self) -> _Built:
         """Packs of a stream that nobody measured; data files are read as they are, not through the cache."""
-        from packtrain.delivery.encode.encode import SampleEncoder
+        from packtrain.delivery.encode.unlisted import sample_encoder
         from packtrain.delivery.online_source import OnlineSource
 
         request = tokenized_request(make_request(self.config, streaming=None))
@@ -373,7 +384,7 @@ class MultiModalIterableDataset(_PackDataset):
                 expected="sources that are read once per pass, every sample once",
                 fix="remove them from the mixture, or measure the data first (online: false)",
             )
-        config, encoder = self.config, SampleEncoder(request)
+        config, encoder = self.config, sample_encoder(request, packing=bool(self.config.packing))
         packing, num_packs = config.packing_config(_context(config)), int(config.max_steps or 0) * config.packs_per_step
         source: Any = OnlineSource(request, packing, num_packs=num_packs, encoder=encoder)
         return _Built(source=source, encoder=encoder, notes=tuple(split_notes(request.specs)))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.encoded_sample import EncodedSample
+    from packtrain.delivery.encode.unlisted import ProcessorEncoder
     from packtrain.families.family import BatchContract
     from packtrain.records.source import SourceSpec
     from packtrain.verifying.check_result import CheckReport, PricedSample
@@ -74,7 +75,7 @@ def verify(
     _check(model, shape, samples)
     place = _place(device, dtype)
     from packtrain.delivery.collate.collators import PackCollator
-    from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.unlisted import sample_encoder
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
     from packtrain.verifying.verification import long_rows, unreached_note, verify_model
 
@@ -93,10 +94,12 @@ def verify(
         tokenizer=finished_tokenizer(settings, cache_dir() / "tokenizers"),
         plugins=plugins_for(plugins, settings.model_type),
     )
-    encoder = SampleEncoder(request)
+    encoder = sample_encoder(request)
     progress("loading the model")
     loaded = _load(model, request.model, place, seed)
-    contract = contract_for(loaded.config.to_dict())  # with the defaults that transformers adds
+    contract = encoder.contract
+    if not contract.unlisted:
+        contract = contract_for(loaded.config.to_dict())  # with the defaults that transformers adds
     progress("encoding samples")
     priced, longest = _samples(request, encoder, loaded.config, contract, samples, seed)
     packed = [one.sample for one in priced]
@@ -132,9 +135,15 @@ def verify(
 
 
 def _samples(
-    request: Request, encoder: SampleEncoder, config: Any, contract: BatchContract, count: int, seed: int
+    request: Request,
+    encoder: SampleEncoder | ProcessorEncoder,
+    config: Any,
+    contract: BatchContract,
+    count: int,
+    seed: int,
 ) -> tuple[list[PricedSample], EncodedSample]:
     """The samples to pack, and the longest one: from the user's data, or synthetic."""
+    from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.verifying.synthetic_row import synthetic_samples, synthetic_text
     from packtrain.verifying.verification import long_enough
 
@@ -145,6 +154,12 @@ def _samples(
 
         priced, longest = user_samples(request, encoder, count, contract.longest_row)
         return priced, longest if longest is not None else max((one.sample for one in priced), key=len)
+    if not isinstance(encoder, SampleEncoder):
+        from packtrain.verifying.processor_samples import processor_samples, processor_text
+
+        priced = processor_samples(request, encoder, seed)
+        text = processor_text(encoder, long_enough(config, contract), seed=seed)
+        return priced, text if text is not None else max((one.sample for one in priced), key=len)
     chat = request.settings().chat_template is not None
     longest = synthetic_text(encoder, long_enough(config, contract), chat=chat, seed=seed)
     return synthetic_samples(request, encoder, seed), longest

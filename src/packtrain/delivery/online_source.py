@@ -25,7 +25,8 @@ from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.pack_source import delivery_failure, read_media
-from packtrain.measuring.measurer import CostRule, FamilyRule, Measurer
+from packtrain.delivery.encode.unlisted import ProcessorEncoder, cost_rule, sample_encoder
+from packtrain.measuring.measurer import CostRule, Measurer
 from packtrain.measuring.request import Request, stream_inputs
 from packtrain.packing.cutting import UNFIT
 from packtrain.packing.online import OnlinePacker, OnlinePlan
@@ -105,7 +106,7 @@ class OnlineSource:
         num_packs: int,
         stream: SourceStream | None = None,
         rule: CostRule | None = None,
-        encoder: SampleEncoder | None = None,
+        encoder: SampleEncoder | ProcessorEncoder | None = None,
         read_ahead: int = 64,  # entries whose texts are tokenized together; 1 for a stream that is slow to come
         report_after: int = 1000,  # entries left out one after the other, before a pack without samples tells of them
     ) -> None:
@@ -113,7 +114,7 @@ class OnlineSource:
         self._request, self._config = request, config
         self._stream = stream if stream is not None else SourceStream(request.specs)
         self._given_rule = rule
-        self._encoder = encoder if encoder is not None else SampleEncoder(request)
+        self._encoder = encoder if encoder is not None else sample_encoder(request)
         self._read_ahead, self._report_after = read_ahead, report_after
         self._capacities = config.capacities()
         inputs = {**stream_inputs(request), "limits": self._capacities, "buffer": config.packing_buffer}
@@ -303,7 +304,7 @@ class OnlineSource:
 
     @cached_property
     def _measurer(self) -> Measurer:
-        return Measurer(self._request, self._given_rule if self._given_rule is not None else FamilyRule(self._request))
+        return Measurer(self._request, self._given_rule if self._given_rule is not None else cost_rule(self._request))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the members that each process creates for itself."""

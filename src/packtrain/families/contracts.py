@@ -59,8 +59,8 @@ def contract_for(model: ProcessorSettings | Config, *, packing: bool = True) -> 
         where, multimodal = str(model.get("_name_or_path") or "") or "the model's config", False
     family = find_family(model_type)
     _refuse_what_rows_share(config, where)
-    if reason := _no_training(family, config):
-        raise _untrainable(where, model_type, reason)
+    if impossible := _no_training(family, config):
+        raise _untrainable(where, model_type, impossible)
     if packing and (reason := (family.refused if family is not None else "") or _layer_reason(config)):
         raise _unpackable(where, model_type, reason)
     together, row = _longest_together(config), config.get(_ROW_BUFFERS.get(model_type, ""))

@@ -11,6 +11,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import LossWeighting
 from packtrain.delivery.collate.collators import ConstantShapes
 from packtrain.families.contracts import contract_for
+from packtrain.families.family import BatchContract
 from packtrain.modeling.adapters import TrainedPart, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend, set_attention
 from packtrain.modeling.compiled import compile_layers
@@ -43,12 +44,13 @@ def prepare_model(
     attn_implementation: str = "auto",
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    contract: BatchContract | None = None,
 ) -> str:
     """Make a model ready for packs, and return the attention that really runs.
 
     Its attention keeps samples apart, and its vision encoder takes part in packs without images, so that ranks agree.
     Models on which packing is known to be wrong are refused with the reason. `device` and `dtype` say where it will be
-    trained, if not where its weights are now.
+    trained, if not where its weights are now; `contract` is that of the dataset, which an unlisted model needs.
     """
     adapter = getattr(model, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):
@@ -59,7 +61,8 @@ def prepare_model(
             fix="use LoRA, or another adapter of the model's weights",
         )
     keep_four_bits(model)
-    contract = contract_for(model.config.to_dict())
+    if contract is None or not contract.unlisted:
+        contract = contract_for(model.config.to_dict(), packing=contract is None)
     used = set_attention(model, attn_implementation, contract, device=device, dtype=dtype)
     add_empty_media_hook(model, contract)
     return used
@@ -112,16 +115,20 @@ def ready_model(
     device: torch.device,
     packing: bool,
     seed: int,
+    contract: BatchContract,
     compile: bool | None = None,
 ) -> ReadyModel:
-    """Load a model and set it up for packs, or for padded rows; the trainer moves it to its device."""
+    """Load a model and set it up for packs, or for padded rows; the trainer moves it to its device.
+
+    Layers of an unlisted model are compiled only where that is asked for.
+    """
     require_kernel(settings.attn_implementation, device)
     dtype = weights_dtype(settings, device)
     model = load_model(settings.name, dtype=dtype, seed=seed, quantize=settings.method == "qlora")
     attention = settings.attn_implementation
     if attention == "auto" and not packing:
         # What padded rows are usually trained with: they are the baseline.
-        attention = dense_backend(model, contract_for(model.config.to_dict()))
+        attention = dense_backend(model, contract)
     return configure_model(
         model,
         settings,
@@ -130,8 +137,9 @@ def ready_model(
         device=device,
         dtype=dtype,
         seed=seed,
-        compiled=compile if compile is not None else device.type == "cuda" and packing,
+        compiled=compile if compile is not None else device.type == "cuda" and packing and not contract.unlisted,
         constant=packing,
+        contract=contract,
     )
 
 
@@ -146,10 +154,11 @@ def configure_model(
     seed: int,
     compiled: bool,
     constant: bool,
+    contract: BatchContract | None = None,
     backend: str = "inductor",
 ) -> ReadyModel:
     """Everything between loading a model and training it on `device`; runs and trials of settings have it alike."""
-    used = prepare_model(model, attn_implementation=attn_implementation, device=device, dtype=dtype)
+    used = prepare_model(model, attn_implementation=attn_implementation, device=device, dtype=dtype, contract=contract)
     use_patch_matmul(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)
@@ -166,14 +175,16 @@ def configure_model(
     )
 
 
-def ready_for_steps(model: Any, vision_batch_patches: int | None = None) -> None:
+def ready_for_steps(
+    model: Any, vision_batch_patches: int | None = None, *, contract: BatchContract | None = None
+) -> None:
     """Install the hooks that steps need; the vision encoder runs on at most `vision_batch_patches` at a time."""
     keep_adapter_precision(model)
     keep_four_bits(model)
     if hasattr(model, "config") and hasattr(model.config, "to_dict"):
         parts = model_parts(model)
         if parts.vision is not None and not is_on(parts.inner, "empty_media"):
-            add_empty_media_hook(model, contract_for(model.config.to_dict()))
+            add_empty_media_hook(model, contract or contract_for(model.config.to_dict(), packing=False))
         unsplit_vision(model)  # as an earlier trainer may have left it
     if vision_batch_patches is not None:
         split_vision(model, vision_batch_patches)

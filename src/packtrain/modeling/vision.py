@@ -14,15 +14,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, DataError
 from packtrain.core.modality import PIXELS
 from packtrain.families.family import BatchContract
 from packtrain.families.registry import find_family
@@ -282,7 +283,7 @@ class EmptyMediaHook:
 
     def __init__(self, parts: ModelParts, contract: BatchContract) -> None:
         assert parts.vision is not None
-        self._parts = parts
+        self._parts, self._contract = parts, contract
         self._pixels = tuple(name for name in PIXELS if name in contract.media)
         self._missing = 0
         self._handles = [
@@ -304,7 +305,15 @@ class EmptyMediaHook:
         runs = self._runs() if self._missing and embeds is not None else 0
         if embeds is None or not runs:
             return None
-        small = partial(small_image_features, self._parts.inner, device=embeds.device, dtype=embeds.dtype)
+        if self._contract.unlisted and not self._contract.small_media:
+            return None if not dist.is_initialized() or dist.get_world_size() == 1 else _refuse_ranks(self._contract)
+        small = partial(
+            small_image_features,
+            self._parts.inner,
+            device=embeds.device,
+            dtype=embeds.dtype,
+            made=self._contract.small_media,
+        )
         nothing = sum(feature.float().sum() for _ in range(runs) for feature in small())
         return args, {**kwargs, "inputs_embeds": embeds + (0.0 * nothing).to(embeds.dtype)}
 
@@ -324,16 +333,32 @@ class EmptyMediaHook:
         return int(trains and self._missing == len(self._pixels))
 
 
-def small_image_features(inner: Any, *, device: torch.device, dtype: torch.dtype) -> Iterator[Tensor]:
-    """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers."""
-    family = find_family(inner.config.model_type)
-    make = family.small_image if family is not None else None
-    assert make is not None, "contracts with media have a small image"
-    dummy = {name: torch.from_numpy(value).to(device) for name, value in make(inner.config).items()}
+def small_image_features(
+    inner: Any, *, device: torch.device, dtype: torch.dtype, made: Mapping[str, np.ndarray] | None = None
+) -> Iterator[Tensor]:
+    """Everything a model makes of a small image: what replaces tokens, and what is added in deeper layers.
+
+    `made` is such an image where the model's family has none.
+    """
+    if not made:
+        family = find_family(inner.config.model_type)
+        make = family.small_image if family is not None else None
+        assert make is not None, "contracts with media have a small image"
+        made = make(inner.config)
+    dummy = {name: torch.from_numpy(value).to(device) for name, value in made.items()}
     dummy["pixel_values"] = dummy["pixel_values"].to(dtype)
     outputs = inner.get_image_features(**dummy, return_dict=True)
-    yield from _tensors(outputs.pooler_output)
+    yield from _tensors(getattr(outputs, "pooler_output", outputs))
     yield from _tensors(getattr(outputs, "deepstack_features", None))
+
+
+def _refuse_ranks(contract: BatchContract) -> NoReturn:
+    raise DataError(
+        "a batch without media",
+        got=f"model type {contract.model_type!r}, which has no get_image_features to run on every rank",
+        expected="media in every batch, or one process",
+        fix="train in one process, or on records that all have media",
+    )
 
 
 def has_small_image(model_type: str) -> bool:

@@ -13,7 +13,7 @@ from packtrain.core.errors import DataError, PacktrainError
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
 from packtrain.delivery.encode.pack_source import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
-from packtrain.families.contracts import contract_for
+from packtrain.families.family import BatchContract
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
 from packtrain.packing.schedule import Schedule
@@ -31,7 +31,7 @@ def check_first_packs(
     dataset: Any,
     collate: Any,
     *,
-    config: Any,
+    contract: BatchContract,
     rank: int,
     world: int,
     training: Training | None = None,
@@ -53,7 +53,7 @@ def check_first_packs(
                 model,
                 [sample for pack in packs for sample in pack],
                 collate,
-                contract_for(config.to_dict()),
+                contract,
                 pack=max(packs, key=lambda pack: max(map(len, pack))),
                 room=room,
                 training=training,

@@ -90,9 +90,10 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         self._on_step, self._on_packing_check = on_step, on_packing_check
         self._checks_packing, self._deadline = packing_check, watch_deadline
         self._memory_model, self._on_host = memory_model, tuple(on_host)
+        contract = getattr(train_dataset, "contract", None)
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
-            prepare_model(model, device=args.device)
-        ready_for_steps(model, self.settings.vision_batch_patches)
+            prepare_model(model, device=args.device, contract=contract)
+        ready_for_steps(model, self.settings.vision_batch_patches, contract=contract)
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
         if args.ddp_find_unused_parameters is None:
@@ -389,7 +390,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
                 self.model_wrapped,
                 self.train_dataset,
                 self.data_collator,
-                config=self.model.config,
+                contract=self.train_dataset.contract,
                 rank=self.args.process_index,
                 world=self.args.world_size,
                 training=self._as_trained(),

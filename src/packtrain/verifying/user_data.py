@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from itertools import islice
 
 from packtrain.core.errors import DataError, RecordError
+from packtrain.core.values import Cost, Record
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.measuring.measurer import FamilyRule, Measurer
+from packtrain.delivery.encode.unlisted import ProcessorEncoder, cost_rule
+from packtrain.families.encoder import Sized
+from packtrain.measuring.measurer import CostRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry
@@ -21,14 +24,14 @@ LONGEST = 16_384  # tokens of the longest sample, which runs forward only
 
 
 def user_samples(
-    request: Request, encoder: SampleEncoder, count: int, room: int | None = None
+    request: Request, encoder: SampleEncoder | ProcessorEncoder, count: int, room: int | None = None
 ) -> tuple[list[PricedSample], EncodedSample | None]:
     """Up to `count` samples of different kinds from the beginning of the data, and the longest of all.
 
     The longest is None if it is among them. `room` is the longest row that the model takes.
     """
     most, most_alone = (min(bound, room or bound) for bound in (MOST_TOKENS, LONGEST))
-    rule = FamilyRule(request)
+    rule = cost_rule(request)
     measurer = Measurer(request, rule)
     by_kind: dict[str, list[PricedSample]] = {}
     looked_at = 0
@@ -37,7 +40,7 @@ def user_samples(
         looked_at += 1
         try:
             record = measurer.record(entry, source)
-            cost, _ = rule.encoder.cost(record, measurer.headers(record, source))
+            cost = _cost(rule, record, measurer, source)
             kind = sample_kind(cost.images, cost.videos)
             small = cost.tokens <= most // 2 and len(by_kind.get(kind, ())) < count
             if not small and not longest[0] < cost.tokens <= most_alone:
@@ -58,6 +61,13 @@ def user_samples(
             fix="run packtrain measure for the reasons; leave out --data for synthetic samples",
         )
     return chosen, None if any(one.sample is longest[1] for one in chosen) else longest[1]
+
+
+def _cost(rule: CostRule, record: Record, measurer: Measurer, source: int) -> Cost:
+    (price,) = rule.price([Sized(record, measurer.headers(record, source))], measurer.store(source))
+    if isinstance(price, RecordError):
+        raise price
+    return price[0]
 
 
 def _entries(request: Request) -> Iterator[tuple[Entry, int]]:

@@ -116,6 +116,7 @@ class Session:
             device=device,
             packing=bool(run.data.packing),
             seed=run.arguments["seed"],
+            contract=prepared.dataset.contract,
             compile=run.step.compile,
         )
         # Those of rank 0: other ranks may get their weights from it later.
@@ -430,14 +431,14 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     if not (run.packing_check and run.data.packing) or run.shares_weights:
         return None
     loaded.model.to(device)
-    ready_for_steps(loaded.model, run.step.vision_batch_patches)
+    ready_for_steps(loaded.model, run.step.vision_batch_patches, contract=prepared.dataset.contract)
     smoothing = run.arguments.get("label_smoothing_factor") or 0.0
     losses = make_losses(loaded.model, run.step, smoothing)
     return check_first_packs(
         loaded.model,
         prepared.dataset,
         _collator(prepared, prepared.dataset, loaded),
-        config=loaded.model.config,
+        contract=prepared.dataset.contract,
         rank=0,  # all processes check the same samples
         world=1,
         training=Training(loss=loss_on(losses, device), smoothing=smoothing),

@@ -71,7 +71,7 @@ def train(
     _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
     settings = read_settings(str(resolve(run.model.name, cache_dir() / "models")))
     run = _of_model(run, settings)
-    contract_for(settings)  # refused before it is measured
+    contract_for(settings, packing=run.data.packing is not False)  # refused before it is measured
     folder = RunFolder(run.folder)
     writes = here.first and not dry_run
     if writes:

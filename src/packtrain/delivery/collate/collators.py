@@ -182,7 +182,7 @@ class PackCollator:
 
 
 def _refuse_touching_images(row: PackedRow) -> None:
-    """Models that are told which tokens are images take neighbouring ones for one image, whatever samples they are of."""
+    """Models that are told which tokens are images take neighbouring ones for one image, also of two samples."""
     for before, after in zip(row.samples, row.samples[1:], strict=False):
         if image_blocks_touch(before, after):
             raise DataError(

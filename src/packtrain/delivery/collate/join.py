@@ -98,18 +98,19 @@ def join_media(
     return media
 
 
-def tensors_along_text(
-    samples: Sequence[EncodedSample], contract: BatchContract
-) -> Iterator[tuple[str, list[Tensor]]]:
+def tensors_along_text(samples: Sequence[EncodedSample], contract: BatchContract) -> Iterator[tuple[str, list[Tensor]]]:
     """Tensors that are as long as the text, (1, tokens, ...) of each sample; zeros where a sample has none."""
     for name in (name for name, how in contract.media.items() if how == "text"):
         parts = [sample.media.get(name) for sample in samples]
         like = next((part for part in parts if part is not None), None)
         if like is not None:
-            yield name, [
-                like.new_zeros((1, len(sample), *like.shape[2:])) if part is None else part
-                for sample, part in zip(samples, parts, strict=True)
-            ]
+            yield (
+                name,
+                [
+                    like.new_zeros((1, len(sample), *like.shape[2:])) if part is None else part
+                    for sample, part in zip(samples, parts, strict=True)
+                ],
+            )
 
 
 def _concatenate(parts: Sequence[Tensor], dim: int, dtype: torch.dtype | None) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from packtrain.core.errors import ConfigError, DriftError, RecordError
+from packtrain.core.errors import DriftError, RecordError
 from packtrain.core.fingerprint import differences
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, media_header

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -39,6 +39,7 @@ _OURS = ("input_ids", "attention_mask", "labels", "position_ids")  # of the coll
 _ALONG_TEXT, _ALONG_IMAGES = 1, 1
 _POSITIONS = "get_rope_index"
 _ROPE_SECTIONS = "mrope_section"
+_OWN_FAMILY = "this model needs a family of its own: docs/guides/extending.md"
 
 
 def complete_contract(contract: BatchContract, real: RealProcessor, settings: ProcessorSettings) -> BatchContract:
@@ -49,9 +50,14 @@ def complete_contract(contract: BatchContract, real: RealProcessor, settings: Pr
     apart = [_outputs(real, [_image(real, number)]) for number in range(len(_SIZES))]
     together = _outputs(real, [_image(real, number) for number in range(len(_SIZES))])
     names = [name for name in together if name in taken and name not in _OURS]
-    joins = {name: _join(name, [one[name] for one in (*apart, together)], _lengths((*apart, together))) for name in names}
+    joins = {name: _join(name, apart, together) for name in names}
     if image.features not in joins and not any(name.startswith(image.features) for name in joins):
-        raise _unplaced(settings, f"no {image.features} among {', '.join(map(str, together))}", "an image as tensors")
+        raise ConfigError(
+            settings.folder,
+            got=f"a processor that makes {', '.join(map(str, together))} of images, and no {image.features}",
+            expected="pixels that the model takes",
+            fix=_OWN_FAMILY,
+        )
     return replace(
         contract,
         media=joins,
@@ -103,32 +109,30 @@ def _outputs(real: RealProcessor, images: Sequence[Media]) -> ProcessorOutputs:
         ) from error
 
 
-def _lengths(outputs: Iterable[ProcessorOutputs]) -> list[int]:
-    return [len(one["input_ids"]) for one in outputs]
-
-
 # ---- from tensors to joins
 
 
-def _join(name: str, tensors: Sequence[Any], lengths: Sequence[int]) -> Join:
-    """How two tensors became the third."""
+def _join(name: str, apart: Sequence[ProcessorOutputs], together: ProcessorOutputs) -> Join:
+    """How the tensors of two samples became one of both; an image may have none of them."""
     import torch
 
+    have = [one for one in (*apart, together) if name in one]
+    tensors = [one[name] for one in have]
     if not all(isinstance(tensor, torch.Tensor) and tensor.ndim for tensor in tensors):
         kinds = ", ".join(sorted({type(tensor).__name__ for tensor in tensors}))
         raise ConfigError(
             f"{name} of the processor",
             got=f"{kinds} instead of one tensor",
             expected="tensors with one row for each image or patch, or as long as the text",
-            fix="this model needs a family of its own: docs/guides/extending.md",
+            fix=_OWN_FAMILY,
         )
-    if all(tensor.shape[:2] == (1, length) for tensor, length in zip(tensors, lengths, strict=True)):
-        return "text"
-    *apart, together = tensors
+    if all(tensor.shape[:2] == (1, len(one["input_ids"])) for one, tensor in zip(have, tensors, strict=True)):
+        return "text" if len({tensor.shape[2:] for tensor in tensors}) == 1 else "samples"
+    *parts, whole = tensors
     for same in (torch.equal, _same_shape):  # some processors cut images differently where there are several
         for join, joined in _JOINS.items():
-            result = joined(apart)
-            if result is not None and same(result, together):
+            result = joined(parts) if parts else None
+            if result is not None and same(result, whole):
                 return join
     return "samples"
 
@@ -147,7 +151,8 @@ def _concatenated(tensors: Sequence[Tensor], dim: int, padded: Callable[[int], b
     sizes = [max(sides) for sides in zip(*(tensor.shape for tensor in tensors), strict=True)]
     parts = []
     for tensor in tensors:
-        missing = [size - have if at != dim else 0 for at, (size, have) in enumerate(zip(sizes, tensor.shape, strict=True))]
+        missing = [size - have for size, have in zip(sizes, tensor.shape, strict=True)]
+        missing[dim] = 0
         if any(gap and not padded(at) for at, gap in enumerate(missing)):
             return None
         parts.append(pad(tensor, [side for gap in reversed(missing) for side in (0, gap)]))
@@ -187,7 +192,7 @@ def _positions(model: Any, settings: ProcessorSettings) -> Any:
             settings.folder,
             got=f"model type {settings.model_type!r} with positions of three dimensions and without {_POSITIONS}",
             expected=f"a model with {_POSITIONS}, which computes them",
-            fix="this model needs a family of its own: docs/guides/extending.md",
+            fix=_OWN_FAMILY,
         )
     return "restart"
 
@@ -196,9 +201,3 @@ def _small_media(model: Any, outputs: ProcessorOutputs) -> dict[str, np.ndarray]
     """What `get_image_features` takes of one small image; empty where the model has no such method."""
     taken = _parameters(_base(model), names=("get_image_features",))
     return {name: value.numpy() for name, value in outputs.items() if name in taken and name not in _OURS}
-
-
-def _unplaced(settings: ProcessorSettings, got: str, expected: str) -> ConfigError:
-    return ConfigError(
-        settings.folder, got=got, expected=expected, fix="this model needs a family of its own: docs/guides/extending.md"
-    )

@@ -41,6 +41,7 @@ from packtrain.families.family import BatchContract, TextOnly
 from packtrain.families.registry import load_rule
 from packtrain.families.tokenizer import Runs, covered_by_all
 from packtrain.measuring.drift import Reality
+from packtrain.measuring.measurer import CostRule, FamilyRule
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 
@@ -311,6 +312,7 @@ class ProcessorEncoder:
         media = self._media(sample, start, end)
         input_ids, token_kinds = torch.from_numpy(sample.ids[start:end]), torch.from_numpy(sample.kinds[start:end])
         first = start == 0
+        counted = VisionCounts(frames=sample.counts.frames, patches=sample.counts.patches)
         return EncodedSample(
             id=record.id,
             row=row,
@@ -321,7 +323,7 @@ class ProcessorEncoder:
             media=media,
             num_images=images if first else 0,
             num_videos=videos if first else 0,
-            vision=VisionCounts(frames=sample.counts.frames, patches=sample.counts.patches) if first else VisionCounts(),
+            vision=counted if first else VisionCounts(),
             first=first,
         )
 
@@ -356,3 +358,8 @@ def sample_encoder(
             fix="change the processor's settings, then measure and pack again",
         )
     return ProcessorEncoder(request, packing=packing, measured_settings=measured_settings)
+
+
+def cost_rule(request: Request) -> CostRule:
+    """What knows the costs of a model's records: its rule, or its processor."""
+    return FamilyRule(request) if load_rule(request.settings(), request.limits) is not None else ProcessorRule(request)

@@ -33,6 +33,7 @@ from packtrain.delivery.loader.pack_loader import PackLoader
 from packtrain.delivery.loader.sampler import check_ranks, rank_and_world
 from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, refused_arguments
 from packtrain.delivery.trainers.token_loss import EvaluationLoss, token_loss
+from packtrain.families.family import BatchContract
 from packtrain.packing.schedule import LoaderState, Schedule
 
 _WHY = {
@@ -50,6 +51,11 @@ class PackedData(Protocol):
     @property
     def schedule(self) -> Schedule:
         """The order of its packs."""
+        ...
+
+    @property
+    def contract(self) -> BatchContract:
+        """What its batches look like."""
         ...
 
     def get_collator(self) -> Any:
