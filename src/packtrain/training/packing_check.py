@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from packtrain.core.errors import DataError, PacktrainError
+from packtrain.core.errors import DataError, PacktrainError, in_one_line
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
 from packtrain.delivery.encode.pack_source import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
@@ -20,9 +20,11 @@ from packtrain.packing.schedule import Schedule
 from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
-from packtrain.verifying.packing_check import RowRoom, Training, check_packing
+from packtrain.verifying.packing_check import RowRoom, Training, check_packing, short_samples
+from packtrain.verifying.padding_check import check_padding
 
 _PACKS = 8  # that are looked into for samples
+_ROWS_OF = 8_000  # tokens of the samples whose padded rows are checked
 Samples = tuple[EncodedSample, ...]
 
 
@@ -60,13 +62,48 @@ def check_first_packs(
             )
         except Exception as error:  # a model may fail in any way
             refuse_uncompiled(error)
+            if contract.unlisted:
+                _raise_together(f"a packed row does not run: {in_one_line(error)[:300]}", unlisted=True)
             raise
+    _raise_together(_failed(report) or _unproven(report, contract), unlisted=contract.unlisted)
+    return report
+
+
+def check_first_rows(
+    model: Any, dataset: Any, collate: Any, *, contract: BatchContract, training: Training | None = None
+) -> CheckReport:
+    """Padded rows of the first samples against each of them alone, for a model that nobody has listed."""
+    packs = [_samples_of_pack(dataset, key) for key in islice(_keys(dataset.schedule, 0, 1), _PACKS)]
+    samples, _ = short_samples([sample for pack in packs for sample in pack], RowRoom(tokens=_ROWS_OF))
+    with preserve_random_state():
+        report = check_padding(model, samples, collate, contract, training)
+    if failed := _failed(report):
+        raise PacktrainError(
+            "the check before the first step",
+            problems=[failed],
+            expected="padded rows in which each sample comes out as it does alone",
+            fix="something in this model depends on the whole batch: train with per_device_train_batch_size 1",
+        )
+    return report
+
+
+def _failed(report: CheckReport) -> str | None:
+    """The checks that did not pass, in one line."""
     failed = [
         f"{one.check}: {one.difference:.3g} where {one.allowed:.3g} is allowed" + (f" ({one.where})" * bool(one.where))
         for one in report.failures
     ]
-    _raise_together("; ".join(failed) or None)
-    return report
+    return "; ".join(failed) or None
+
+
+def _unproven(report: CheckReport, contract: BatchContract) -> str | None:
+    """What an unlisted model still lacks to be trained on packs: every check has to have shown something."""
+    if not contract.unlisted:
+        return None
+    if report.inconclusive:
+        return "; ".join(f"{one.check}: inconclusive, {one.where}" for one in report.inconclusive)
+    missing = [reason for reason in report.left_out if reason.startswith("gradients")]
+    return f"not checked: {missing[0]}" if missing else None
 
 
 def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
@@ -77,15 +114,17 @@ def _most_patches(plan: Any, packs: list[Samples]) -> int | None:
     return plan.config.max_patches_per_pack or max(here)
 
 
-def _raise_together(fault: str | None) -> None:
+def _raise_together(fault: str | None, *, unlisted: bool = False) -> None:
     faults = gather_faults(fault)
     if faults:
+        way_out = (
+            "train on padded rows (data.packing=false)" if unlisted else "turn the check off (packing_check=False)"
+        )
         raise PacktrainError(
             "the check before the first step",
             problems=faults,
             expected="packed samples that do not attend to each other",
-            fix="run `packtrain verify` for details, try attn_implementation sdpa, or turn the check off "
-            "(packing_check=False)",
+            fix=f"run `packtrain verify` for details, try attn_implementation sdpa, or {way_out}",
         )
 
 

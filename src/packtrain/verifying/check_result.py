@@ -71,6 +71,8 @@ class CheckReport:
     kinds: tuple[str, ...] = ()  # of samples: text, image, images, video
     longest: int = 0  # sample, in tokens
     seconds: float = 0.0
+    rows: str = "packed"  # or padded
+    kept: bool = False  # of an earlier start, with the same weights, data, kernels and versions
 
     @property
     def outcome(self) -> CheckOutcome:
@@ -99,8 +101,9 @@ class CheckReport:
         apart = max((check.difference for check in self.checks), default=0.0)
         looked_at = f"{counted(len(self.samples), 'sample')} ({', '.join(self.kinds)}, longest {self.longest:,} tokens)"
         checks = counted(len(self.checks), "check")
+        when = "at an earlier start of the same run" if self.kept else f"in {self.seconds:.1f} s"
         return (
-            f"passed in {self.seconds:.1f} s: {looked_at} packed vs. alone, largest difference {apart:.1e} in {checks}",
+            f"passed {when}: {looked_at} {self.rows} vs. alone, largest difference {apart:.1e} in {checks}",
             *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.inconclusive),
             *(f"not checked: {shown(one, _NAME)}" for one in self.left_out),
         )

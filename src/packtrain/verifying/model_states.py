@@ -175,8 +175,8 @@ def stock_attention(model: Any) -> Iterator[str]:
 
 
 @contextmanager
-def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]:
-    """The input of the output head in a forward pass, (tokens, width).
+def hidden_states(model: Any, *, rows: bool = False) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]:
+    """The input of the output head in a forward pass, (tokens, width); with `rows`, (rows, tokens, width).
 
     The head itself does not run: logits of a long row are larger than anything else of a step without gradients.
     """
@@ -185,7 +185,7 @@ def hidden_states(model: Any) -> Iterator[Callable[[Mapping[str, Any]], Tensor]]
     latest: list[Tensor] = []
 
     def keep(hidden: Tensor) -> Tensor:
-        latest[:] = [hidden.detach()[0]]
+        latest[:] = [hidden.detach() if rows else hidden.detach()[0]]
         return hidden
 
     def run(inputs: Mapping[str, Any]) -> Tensor:

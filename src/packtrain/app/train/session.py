@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packtrain.app.train.first_check import check_first_step
 from packtrain.app.train.forecast import disk_warning, heaviest, memory_warning, model_prediction, predict_run
 from packtrain.app.train.outcome import ProcessPlace, ReadyRun, TrainOutcome, model_card
 from packtrain.app.train.resolve import resolved_sections
@@ -38,7 +39,6 @@ from packtrain.runs.run_summary import Summary, summarise_run
 from packtrain.runs.training_run import read_run
 
 if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
-    import torch
     from rich.console import Console
     from transformers import TrainingArguments
 
@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.training.predictions import ModelPrediction
     from packtrain.training.progress import TrainingProgress
     from packtrain.training.trainer import PackedTrainer
-    from packtrain.verifying.check_result import CheckReport
 
 
 _ROUNDED = (
@@ -150,8 +149,6 @@ class Session:
             trained=[one.name for one in loaded.trainable if one.trained],
             dtype=str(loaded.dtype).removeprefix("torch."),
         )
-        if run.packing_check and run.data.packing and not run.shares_weights:
-            progress("checking packing on the model")
         ready = ReadyRun(
             run=run,
             numbers=prepared.numbers,
@@ -165,7 +162,15 @@ class Session:
             dtype=str(loaded.dtype).removeprefix("torch."),
             masters=masters,
             compiled=loaded.compiled,
-            packing_check=_check_packing(prepared, loaded, device),
+            packing_check=check_first_step(
+                prepared,
+                loaded,
+                _collator(prepared, prepared.dataset, loaded),
+                device,
+                inputs=_inputs(prepared.dataset),
+                resumed=checkpoint is not None,
+                progress=progress,
+            ),
             expected=predicted,
             batches=_first_batches(prepared, loaded, here.world, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
@@ -414,35 +419,6 @@ def _inputs(dataset: Dataset) -> Mapping[str, Any]:
     """The fingerprint of the data; for a stream, of its beginning."""
     plan: Any = dataset.plan
     return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
-
-
-def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device) -> CheckReport | None:
-    """Compare packed samples with each of them alone, on the model as it is trained; raises where they differ.
-
-    None where rows are padded or the check is off, and where weights are sharded: the model may be too large for one
-    process, and the trainer runs the check later.
-    """
-    from packtrain.modeling.preparation import ready_for_steps
-    from packtrain.training.loss import loss_on, make_losses
-    from packtrain.training.packing_check import check_first_packs
-    from packtrain.verifying.packing_check import Training
-
-    run = prepared.run
-    if not (run.packing_check and run.data.packing) or run.shares_weights:
-        return None
-    loaded.model.to(device)
-    ready_for_steps(loaded.model, run.step.vision_batch_patches, contract=prepared.dataset.contract)
-    smoothing = run.arguments.get("label_smoothing_factor") or 0.0
-    losses = make_losses(loaded.model, run.step, smoothing)
-    return check_first_packs(
-        loaded.model,
-        prepared.dataset,
-        _collator(prepared, prepared.dataset, loaded),
-        contract=prepared.dataset.contract,
-        rank=0,  # all processes check the same samples
-        world=1,
-        training=Training(loss=loss_on(losses, device), smoothing=smoothing),
-    )
 
 
 def _first_batches(prepared: Prepared, loaded: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:

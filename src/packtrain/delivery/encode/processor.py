@@ -259,18 +259,29 @@ class RealProcessor:
                 largest = max(largest, int(outputs[name][:, 1:].prod(-1).max()))
         if total:
             return total, largest
-        for name in PIXELS:
-            if name in outputs:
-                tiles = outputs[name].flatten(0, -4)  # (tiles, channels, height, width)
-                tiles = tiles[tiles.flatten(1).any(1)]  # all-zero tiles only pad a sample with several images
-                side = self._patch_side()
+        for name in (name for name in PIXELS if name in outputs):
+            pixels = outputs[name]
+            if pixels.ndim < 4:  # rows of patches: (patches, width), or (images, patches, width)
+                rows = pixels.flatten(0, -2).any(-1)
+                total, largest = (
+                    total + int(rows.sum()),
+                    max(largest, pixels.shape[-2] if pixels.ndim > 2 else len(pixels)),
+                )
+                continue
+            tiles = pixels.flatten(0, -4)  # (tiles, channels, height, width)
+            tiles = tiles[tiles.flatten(1).any(1)]  # all-zero tiles only pad a sample with several images
+            side = self._patch_side()
+            if side:
                 largest = (tiles.shape[-2] // side) * (tiles.shape[-1] // side)
                 total += len(tiles) * largest
         return total, largest
 
     def _patch_side(self) -> int:
+        """The side of a patch; 0 for an unlisted model that does not say it, whose patches are then not counted."""
         vision = getattr(self._config, "vision_config", None)
         side = getattr(vision, "patch_size", None) or getattr(self._processor, "patch_size", None)
+        if side is None and self._parts is None:
+            return 0
         if side is None:
             raise ConfigError(
                 "patches", got="no patch size in the model's config", fix="put the model's config.json into its folder"
