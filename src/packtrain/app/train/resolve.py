@@ -17,6 +17,7 @@ from packtrain.config.setup import model_settings, step_settings, training_setup
 from packtrain.config.steps import RunLength, StepSize, run_length, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import counted
 from packtrain.families.chat_template import date_for, unused_note
 from packtrain.families.model_folder import resolve
 from packtrain.families.settings import read_settings
@@ -188,7 +189,7 @@ def _gpus_note(config: RunConfig, world: int) -> list[str]:
     if given in (None, world):
         return []
     start = f"torchrun --nproc-per-node {given} -m packtrain.cli train ..."
-    return [f"num_gpus is {given}, and this run has {world} process{'es' * (world > 1)}: {start} starts {given}"]
+    return [f"num_gpus is {given}, and this run has {counted(world, 'process', 'processes')}: {start} starts {given}"]
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from packtrain.core.errors import DataError
 from packtrain.core.modality import PIXELS
+from packtrain.core.numbers import counted
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.delivery.loader.workers import empty_batch_tensor
 from packtrain.families.family import BatchContract
@@ -56,7 +57,7 @@ def too_long(rows: Sequence[PackedRow], samples: Sequence[EncodedSample], tokens
     more = ", ..." if len(samples) > 5 else ""
     return DataError(
         packs,
-        got=f"{tokens} tokens in {len(samples)} samples: {longest}{more}",
+        got=f"{tokens:,} tokens in {counted(len(samples), 'sample')}: {longest}{more}",
         expected=f"at most {capacity} tokens",
         fix="pack again with the processor settings that training uses",
     )
