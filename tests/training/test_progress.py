@@ -26,7 +26,7 @@ class Clock:
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
-    return Console(file=stream, force_terminal=terminal, width=160, color_system=None), stream
+    return Console(file=stream, force_terminal=terminal, width=170, color_system=None), stream
 
 
 def run(progress: TrainingProgress, clock: Clock, steps: int, seconds: float = 2.0, **given: Any) -> None:
