@@ -153,7 +153,7 @@ def _run_config(
     if config is None and resume:
         folder = with_overrides(RunConfig(), overrides).training.output_dir
         if folder is None:
-            raise ConfigError("--resume", got="no run", expected="its folder", fix="packtrain train --resume RUN")
+            raise ConfigError("--resume", got="no run", expected="the folder of a run", fix="packtrain train --resume RUN")
         return Path(folder) / CONFIG if RunFolder(Path(folder)).holds_run else None
     if isinstance(config, RunConfig) or config is None:
         return config
