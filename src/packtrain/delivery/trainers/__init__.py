@@ -1,7 +1,7 @@
 """What your own trainer needs for packs: loss over tokens, evaluation, ranks that watch each other.
 
 Takes batches, and a Trainer of transformers or TRL or a loop of your own. `PackedTrainerMixin` and `trainer_arguments`
-are for a Trainer, `token_loss` and `step_tokens` for a loop; a `RankWatchdog` ends all ranks when one fails or hangs.
+are for a Trainer, `step_tokens` and the module `token_loss` for a loop; a `RankWatchdog` ends all ranks when one fails or hangs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from packtrain.delivery.trainers.mixin import PackedTrainerMixin as PackedTrainerMixin
     from packtrain.delivery.trainers.mixin import trainer_arguments as trainer_arguments
     from packtrain.delivery.trainers.token_loss import step_tokens as step_tokens
-    from packtrain.delivery.trainers.token_loss import token_loss as token_loss
     from packtrain.delivery.trainers.watch import RankWatchdog as RankWatchdog
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)
