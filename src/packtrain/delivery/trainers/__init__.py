@@ -1,7 +1,8 @@
 """What your own trainer needs for packs: loss over tokens, evaluation, ranks that watch each other.
 
 Takes batches, and a Trainer of transformers or TRL or a loop of your own. `PackedTrainerMixin` and `trainer_arguments`
-are for a Trainer, `step_tokens` and the module `token_loss` for a loop; a `RankWatchdog` ends all ranks when one fails or hangs.
+are for a Trainer, `step_tokens` and the module `token_loss` for a loop; a `RankWatchdog` ends all ranks when one fails
+or hangs.
 """
 
 from __future__ import annotations

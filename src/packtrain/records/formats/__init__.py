@@ -13,6 +13,5 @@ from packtrain.core.lazy import lazy_names
 if TYPE_CHECKING:
     from packtrain.records.formats.source_files import Format as Format
     from packtrain.records.formats.source_files import dataset_files as dataset_files
-    from packtrain.records.formats.source_files import source_files as source_files
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

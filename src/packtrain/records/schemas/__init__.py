@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from packtrain.records.schemas.converters import SCHEMAS as SCHEMAS
+    from packtrain.records.schemas.converters import SchemaOptions as SchemaOptions
+    from packtrain.records.schemas.converters import load_formatting as load_formatting
+    from packtrain.records.schemas.converters import to_record as to_record
     from packtrain.records.schemas.recognise import recognise_schema as recognise_schema
-    from packtrain.records.schemas.to_record import SCHEMAS as SCHEMAS
-    from packtrain.records.schemas.to_record import SchemaOptions as SchemaOptions
-    from packtrain.records.schemas.to_record import load_formatting as load_formatting
-    from packtrain.records.schemas.to_record import to_record as to_record
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)
