@@ -258,6 +258,13 @@ class TestArguments:
         assert (packed.packing_drop_last, packed.max_packs) == (False, None), "every sample is evaluated"
         assert (padded.packing, padded.rows_per_batch, padded.packs_per_step) == (False, 3, 3)
 
+    def test_processes_wait_longer_for_a_stream(self) -> None:
+        assert resolved().rank_timeout == 120
+        assert resolved("rank_timeout=300").rank_timeout == 300
+        stream = ("data.online=true", "max_steps=5", "data.packing_length=64")
+        assert resolved(*stream).rank_timeout == 1800
+        assert resolved(*stream, "rank_timeout=60").rank_timeout == 60
+
     def test_sharding(self) -> None:
         assert "fsdp" not in resolved("sharding=fsdp").arguments
         found = resolved("sharding=fsdp", world=2)

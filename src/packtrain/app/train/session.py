@@ -361,10 +361,13 @@ class Session:
             # With several processes the model is checked as it is wrapped.
             packing_check=run.packing_check and self.here.world > 1,
             on_packing_check=watch.on_packing_check if run.shares_weights else None,  # else it is shown before the run
+            rank_timeout=run.rank_timeout,
             memory_model=None if run.data.online else predicted,
             callbacks=[watch],
             failures=FailureCounter(
-                float(run.data.max_failure_rate or 0), run.folder / DELIVERY, on_error=run.data.on_error or "skip"
+                float(run.data.max_failure_rate or 0),
+                run.folder / DELIVERY,
+                on_error="fail" if run.data.on_error == "fail" else "skip",
             ),
         )
 
