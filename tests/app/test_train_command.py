@@ -28,7 +28,7 @@ from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.runs.run_folder import RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import summarise_run
 from packtrain.runs.training_run import read_run
@@ -607,7 +607,7 @@ class TestBadInput:
         self, run: Run, config: Path, tmp_path: Path
     ) -> None:
         model = tmp_path / "experts"
-        shutil.copytree(resolve("tiny:llama", tmp_path / "models"), model)
+        shutil.copytree(resolve_model("tiny:llama", tmp_path / "models"), model)
         code, _, err = run("train", config, f"model={model}")
         assert (code, "no weights" in err) == (2, True)
         settings = json.loads((model / "config.json").read_text())

@@ -17,7 +17,7 @@ import packtrain
 from packtrain.core.errors import ConfigError
 from packtrain.families import registry
 from packtrain.families.family import Family, Rule, TextOnly
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "extending.md"
 NAME = "vip_llava"
@@ -59,7 +59,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_without_its_module_the_family_is_not_known(registered: dict[str, registry.Registered]) -> None:
     assert registry.find_family("vipllava") is None
     with pytest.raises(ConfigError, match="an unknown family"):
-        resolve("tiny:vipllava", Path("nowhere"))
+        resolve_model("tiny:vipllava", Path("nowhere"))
 
 
 def test_measure_pack_verify_and_train(outside: Path) -> None:

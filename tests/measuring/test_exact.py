@@ -44,7 +44,7 @@ from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.to_record import SchemaOptions, to_record
+from packtrain.records.schemas.converters import SchemaOptions, to_record
 
 pytestmark = pytest.mark.contract
 QUICK, MANY, TRUE_SIZE = 24, 120, 12

@@ -14,8 +14,8 @@ from packtrain.families.registry import is_text_only, load_rule
 from packtrain.families.skeleton import texts_of
 from packtrain.measuring.request import Filters, Request
 from packtrain.records.media import MediaStore
+from packtrain.records.schemas.converters import load_formatting, to_record
 from packtrain.records.schemas.recognise import ID_COLUMNS
-from packtrain.records.schemas.to_record import load_formatting, to_record
 from packtrain.records.schemas.unread import UnreadNames
 from packtrain.records.source import Entry
 

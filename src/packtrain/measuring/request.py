@@ -25,7 +25,7 @@ from packtrain.records.formats.hf_dataset import hub_revision, in_files
 from packtrain.records.formats.source_files import local_root
 from packtrain.records.media import MAX_IMAGE_PIXELS
 from packtrain.records.open import data_files, named_files
-from packtrain.records.schemas.to_record import SchemaOptions, load_formatting
+from packtrain.records.schemas.converters import SchemaOptions, load_formatting
 from packtrain.records.shards.address import is_remote, remote_state
 from packtrain.records.source import SourceSpec
 

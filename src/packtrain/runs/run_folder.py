@@ -114,8 +114,8 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        """How it ended; `begun` where it has not recorded that."""
-        return self.outcome.status if self.outcome is not None else "begun"
+        """How it ended; `started` where it has not recorded that."""
+        return self.outcome.status if self.outcome is not None else "started"
 
     def to_json(self) -> dict[str, Any]:
         """The content of run.json."""
@@ -131,7 +131,7 @@ class RunFacts:
         own, started = ({one.name for one in fields(kind)} & body.keys() for kind in (cls, Invocation))
         values = {name: body[name] for name in own}
         if (outcome := body.get("outcome")) is not None:
-            values["outcome"] = RunOutcome.of({"status": "begun", **outcome})
+            values["outcome"] = RunOutcome.of({"status": "started", **outcome})
         return cls(**values, invocation=Invocation(**{name: body[name] for name in started}))
 
 
@@ -148,7 +148,7 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Was a run begun here?"""
+        """Was a run started here?"""
         return (self.path / RUN).is_file()
 
     def facts(self) -> RunFacts:

@@ -19,7 +19,7 @@ from packtrain.config.training_section import RANK_TIMEOUT, STREAM_RANK_TIMEOUT
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.families.chat_template import date_for, unused_note
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
@@ -214,7 +214,7 @@ _KEY = "template_date"
 def with_template_date(run: ResolvedRun) -> ResolvedRun:
     """The run with the date that the chat template writes into samples, or without one where it writes none."""
     own = run.data.own_template()
-    template = own or read_settings(resolve(run.model.name, cache_dir() / "models")).templates
+    template = own or read_settings(resolve_model(run.model.name, cache_dir() / "models")).templates
     given = run.config.data.template_date
     chosen = date_for(template, given)
     if chosen is not None and given is None:

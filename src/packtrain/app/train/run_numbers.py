@@ -11,7 +11,7 @@ from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.numbers import about, counted, signed_percent
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.packing.schedule import Schedule
@@ -277,7 +277,7 @@ def limits_note(run: ResolvedRun) -> tuple[str, ...]:
     from packtrain.modeling.export import limited_parts
 
     limits = run.data.media_limits()
-    folder = resolve(run.model.name, cache_dir() / "models")
+    folder = resolve_model(run.model.name, cache_dir() / "models")
     if not limits.given() or limited_parts(read_settings(folder), limits) is not None:
         return ()
     settings = ", ".join(f"{name} {value}" for name, value in limits.given().items())

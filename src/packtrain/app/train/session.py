@@ -28,7 +28,7 @@ from packtrain.app.train.trainer_arguments import make_arguments, make_course, t
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
 from packtrain.core.numbers import counted
-from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
@@ -383,7 +383,7 @@ class Session:
                 trainer.accelerator.unwrap_model(trainer.model),
                 target,
                 merge_adapters=run.merge_adapters,
-                processor_folder=resolve(run.model.name, cache_dir() / "models"),
+                processor_folder=resolve_model(run.model.name, cache_dir() / "models"),
                 limits=run.data.media_limits(),
                 state_dict=state,
                 chat_template=run.data.own_template(),

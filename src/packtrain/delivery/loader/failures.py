@@ -108,7 +108,7 @@ class FailureCounter:
         counts = [*(state.get(name) for name in _COUNTS), *(reasons.values() if isinstance(reasons, Mapping) else ())]
         if not is_valid or not all(isinstance(count, int) and count >= 0 for count in counts):
             expected = f"version {_STATE} with {', '.join(_COUNTS)} and reasons"
-            raise ArtifactError("state of the failure watch", got=str(state)[:200], expected=expected)
+            raise ArtifactError("failure counts of the checkpoint", got=str(state)[:200], expected=expected)
         self._samples, self._failures, self._ledger_bytes = (int(state[name]) for name in _COUNTS)
         self._reasons = Counter(reasons)
         self._new_samples, self._new_lines = 0, []

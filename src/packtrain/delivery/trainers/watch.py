@@ -326,7 +326,7 @@ class RankWatchdog:
         if not failed:
             self._stopped.set()
             step = f"at step {self._own.step}" if self._own.step >= 0 else "before its first step"
-            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, or it would wait for ever")
+            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, instead of waiting forever")
 
     def _all_acknowledged(self, verdict: str) -> bool:
         """Has every rank acknowledged the verdict that still needs to? One that is gone does not."""
