@@ -256,7 +256,8 @@ def _tail_warning(dataset: Dataset) -> tuple[str, ...]:
         ),
     )
     return tuple(
-        f"{setting} leaves out {number:,} of {samples:,} samples ({percent(number / samples)}) of an epoch{which}: {fix}"
+        f"{setting} leaves out {number:,} of {samples:,} samples ({percent(number / samples)}) "
+        f"of an epoch{which}: {fix}"
         for number, setting, which, fix in left_out
         if number >= max(1, _MATTERS * samples)
     )
