@@ -44,8 +44,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_warnings_come_with_kind_and_advice(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", Made(steps=100, warnings=WARNINGS)))
-    assert [(one.step, one.kind, one.found, one.advice) for one in run.warnings] == [
-        (one.step, one.kind, one.found, one.advice) for one in WARNINGS
+    assert [(one.step, one.kind, one.message, one.advice) for one in run.warnings] == [
+        (one.step, one.kind, one.message, one.advice) for one in WARNINGS
     ]
 
 
@@ -60,7 +60,7 @@ def test_a_line_in_the_making_is_no_fault_and_a_broken_one_is_said(tmp_path: Pat
     run = read_run(folder)
     assert len(run.steps) == 19
     assert 5 not in run.steps["step"]
-    assert "1 lines of metrics.jsonl" in run.notes[0]
+    assert "1 unreadable line of metrics.jsonl" in run.notes[0]
 
 
 def test_a_step_that_was_trained_again_counts_as_it_was_last(tmp_path: Path) -> None:

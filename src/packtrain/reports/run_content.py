@@ -75,7 +75,7 @@ def _run(run: TrainingRun) -> Content:
             {
                 "step": one.step,
                 "kind": shown(one.kind.replace("_", " "), 60),
-                "found": shown(one.found, LONGEST),
+                "message": shown(one.message, LONGEST),
                 "advice": shown(one.advice, LONGEST),
             }
             for one in run.warnings[-SHOWN_WARNINGS:]
@@ -266,7 +266,7 @@ def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
     if when[0]:
         yield "When", " to ".join(time.replace("T", " ").replace("Z", " UTC") for time in when if time)
     machine = [_text(other.get("host")), _text(run.about.derived.get("expected.gpu"))]
-    machine += [f"{run.about.world} process{'' if run.about.world == 1 else 'es'}"]
+    machine += [counted(run.about.world, "process", "processes")]
     yield "Where", ", ".join(part for part in machine if part)
     planned = other.get("planned_in")
     if isinstance(planned, str) and Path(planned).is_absolute() and len(planned) <= LONGEST:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from packtrain.core.numbers import counted, shown
+from packtrain.core.numbers import counted, elapsed, shown
 from packtrain.core.values import Cost
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class CheckReport:
         apart = max((check.difference for check in self.checks), default=0.0)
         looked_at = f"{counted(len(self.samples), 'sample')} ({', '.join(self.kinds)}, longest {self.longest:,} tokens)"
         checks = counted(len(self.checks), "check")
-        when = "at an earlier start of the same run" if self.kept else f"in {self.seconds:.1f} s"
+        when = "at an earlier start of the same run" if self.kept else f"in {elapsed(self.seconds)}"
         return (
             f"passed {when}: {looked_at} {self.rows} vs. alone, largest difference {apart:.1e} in {checks}",
             *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.inconclusive),

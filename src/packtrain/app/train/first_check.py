@@ -41,9 +41,9 @@ def check_first_step(
     resumed: bool,
     progress: Callable[[str], None] = lambda _: None,
 ) -> CheckReport | None:
-    """Compare packed or padded samples with each of them alone, on the model as it is trained; raises where they differ.
+    """Compare packed or padded samples with each of them alone, on the model as it is trained.
 
-    None where nothing is to be checked: padded rows of a listed model, the check turned off, and weights that are
+    Raises where they differ. None where nothing is to be checked: padded rows of a listed model, the check turned off, and weights that are
     sharded, which may be too large for one process: there the trainer runs it later.
     """
     from packtrain.modeling.preparation import ready_for_steps

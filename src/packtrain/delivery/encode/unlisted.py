@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.errors import ConfigError, RecordError, require
 from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Supervision
 from packtrain.delivery.encode.encode import SampleEncoder, pad_id, require_as_planned
 from packtrain.delivery.encode.encoded_sample import (
@@ -304,9 +304,9 @@ class ProcessorEncoder:
                 measured_settings=self._measured_settings,
             )
         end = len(sample.ids) if tokens < 0 else start + tokens
-        assert 0 <= start < end <= len(sample.ids), f"piece {start}:{end} of {len(sample.ids)} tokens of {record.id}"
-        cut = sample.kinds[end if start == 0 else start :]
-        assert not cut.any(), f"piece {start}:{end} of {record.id} cuts its media"
+        piece = f"piece {start}:{end} of {record.id}"
+        require(0 <= start < end <= len(sample.ids), f"{piece} has {len(sample.ids)} tokens")
+        require(not sample.kinds[end if start == 0 else start :].any(), f"{piece} cuts its media")
         labels = sample.labels[start:end].copy()
         labels[0] = IGNORED
         media = self._media(sample, start, end)
