@@ -250,6 +250,9 @@ def _part(config: Mapping[str, Any], key: str, absent: Mapping[str, Any] | None)
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
 def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
     """An unknown model by its usual keys; whatever is assumed is noted."""
     names = [name for name, family in all_families().items() if family.shape is not None]
@@ -267,10 +270,18 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
             )
     usual = Composition(text="llama-like", encoder="plain", tied_by_text=True, projector=two_layers)
     note = f"the model type {model_type!r} is not known: read by its usual keys"
+    without_encoder = ""
     if isinstance(config.get("vision_config"), Mapping):
-        note += ", with a projector of two layers and no merging of patches"
-        shape = _composed(model_type, usual, {**config, "text_config": text})
-    else:
-        language, parts = read_language(decoder or GENERIC, text, f"config.json: {key}" if key else "config.json")
-        shape = _assemble(model_type, language, parts, None, None, ())
-    return replace(shape, notes=(note, *shape.notes))
+        try:
+            shape = _composed(model_type, usual, {**config, "text_config": text})
+        except ConfigError as error:
+            without_encoder = f"its vision encoder is in no estimate of memory and time: {error.where} is missing"
+        else:
+            note += ", with a projector of two layers and no merging of patches"
+            return replace(shape, notes=(note, *shape.notes))
+    experts = next((text[name] for name in _EXPERTS if isinstance(text.get(name), int)), 1)
+    if decoder is None and experts > 1 and text.get("num_experts_per_tok"):
+        decoder, text = replace(GENERIC, experts=True), {**text, "num_experts": experts}
+    language, parts = read_language(decoder or GENERIC, text, f"config.json: {key}" if key else "config.json")
+    shape = _assemble(model_type, language, parts, None, None, ())
+    return replace(shape, notes=(note, *filter(None, (without_encoder,)), *shape.notes))

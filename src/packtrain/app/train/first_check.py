@@ -18,7 +18,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import digest, files_state
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +43,8 @@ def check_first_step(
 ) -> CheckReport | None:
     """Compare packed or padded samples with each of them alone, on the model as it is trained.
 
-    Raises where they differ. None where nothing is to be checked: padded rows of a listed model, the check turned off, and weights that are
-    sharded, which may be too large for one process: there the trainer runs it later.
+    Raises where they differ. None where nothing is to be checked: padded rows of a listed model, the check turned off,
+    and weights that are sharded, which may be too large for one process: there the trainer runs it later.
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.agreement import gather_values
@@ -96,7 +96,7 @@ def _key(prepared: Prepared, loaded: ReadyModel, device: torch.device, inputs: M
     import torch
 
     run = prepared.run
-    folder = Path(resolve(run.model.name, cache_dir() / "models"))
+    folder = Path(resolve_model(run.model.name, cache_dir() / "models"))
     files = {path.name: path for path in sorted(folder.iterdir()) if path.is_file()}
     return digest(
         {
