@@ -142,7 +142,8 @@ class BatchContract:
     """What a packed row of one family looks like."""
 
     model_type: str = ""  # filled in by `contract_for`
-    positions: Literal["restart", "mrope"] = "restart"  # (1, tokens), or (4, 1, tokens) with M-RoPE
+    # (1, tokens), or (4, 1, tokens) with M-RoPE; own: the model computes them, as for padded rows it can.
+    positions: Literal["restart", "mrope", "own"] = "restart"
     media: Mapping[str, Join] = field(default_factory=dict)  # media tensors and how they are joined
     token_types: str | None = None  # the argument that takes kinds of tokens, where the model needs one
     per_sample_images: str | None = None  # the argument that takes the number of images of each sample

@@ -162,7 +162,10 @@ def configure_model(
     use_patch_matmul(model)
     torch.manual_seed(seed)  # adapters are drawn: the same ones by all ranks, and by every run of this seed
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)
-    checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
+    unlisted = contract is not None and contract.unlisted
+    checkpoint_parts(
+        model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing, only_possible=unlisted
+    )
     if compiled:
         compile_layers(model, constant=constant, backend=backend)
     return ReadyModel(

@@ -199,10 +199,11 @@ def _concatenated(outputs: Sequence[Any], again: Sequence[Any]) -> Any:
 # ---- checkpointing
 
 
-def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
+def checkpoint_parts(model: Any, *, language: bool, vision: bool, only_possible: bool = False) -> None:
     """Recompute the layers of language model and vision encoder in the backward pass, or keep them, each on its own.
 
     Inputs need no gradients for it, so a frozen encoder is not drawn into the backward pass, and is not recomputed.
+    `only_possible`: an encoder whose layers cannot be recomputed keeps them.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -215,7 +216,7 @@ def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
             if hasattr(module, "gradient_checkpointing"):
                 _set_checkpointing(module, enabled, recompute)
                 layers += isinstance(module, GradientCheckpointingLayer)
-        if enabled and part is not None and not layers:
+        if enabled and part is not None and not layers and not (only_possible and part is parts.vision):
             raise ConfigError(
                 "training.gradient_checkpointing",
                 got=f"{type(part).__name__}: no layers that transformers can recompute",

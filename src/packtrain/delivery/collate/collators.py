@@ -262,7 +262,8 @@ class PaddedCollator:
         positions = [_stack_padded(list(row), width, 0) for row in zip(*(s.position_ids for s in samples), strict=True)]
         # Without a row of running positions, as the model computes them itself for padded batches.
         mrope = self._contract.positions == "mrope"
-        batch["position_ids"] = torch.stack(positions[1:]) if mrope else positions[0]
+        if self._contract.positions != "own":
+            batch["position_ids"] = torch.stack(positions[1:]) if mrope else positions[0]
         if self._contract.token_types is not None:
             kinds = [(sample.token_kinds == IMAGE).long() for sample in samples]
             batch[self._contract.token_types] = _stack_padded(kinds, width, 0)
@@ -279,8 +280,9 @@ class PaddedCollator:
             "input_ids": ids,
             "labels": torch.full_like(ids, IGNORED),
             "attention_mask": torch.ones_like(ids),
-            "position_ids": positions.expand(3, 1, -1) if mrope else positions,
         }
+        if self._contract.positions != "own":
+            batch["position_ids"] = positions.expand(3, 1, -1) if mrope else positions
         if self._contract.token_types is not None:
             batch[self._contract.token_types] = torch.zeros_like(ids)
         return batch

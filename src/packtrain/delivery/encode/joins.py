@@ -38,11 +38,14 @@ _SIZES = ((96, 64), (64, 160))  # of the two images: processors that keep sizes 
 _OURS = ("input_ids", "attention_mask", "labels", "position_ids")  # of the collators
 _ALONG_TEXT, _ALONG_IMAGES = 1, 1
 _POSITIONS = "get_rope_index"
+TOKEN_KINDS = "mm_token_type_ids"  # not every processor returns them; they follow from the ids
 _ROPE_SECTIONS = "mrope_section"
 _OWN_FAMILY = "this model needs a family of its own: docs/guides/extending.md"
 
 
-def complete_contract(contract: BatchContract, real: RealProcessor, settings: ProcessorSettings) -> BatchContract:
+def complete_contract(
+    contract: BatchContract, real: RealProcessor, settings: ProcessorSettings, *, packing: bool
+) -> BatchContract:
     """The contract of an unlisted model with its media and positions; ConfigError for what cannot be joined."""
     model = outer_shell(settings.folder)
     taken = _parameters(model, _base(model), names=("forward",))
@@ -58,10 +61,12 @@ def complete_contract(contract: BatchContract, real: RealProcessor, settings: Pr
             expected="pixels that the model takes",
             fix=_OWN_FAMILY,
         )
+    if TOKEN_KINDS in taken and hasattr(_base(model), _POSITIONS):
+        joins[TOKEN_KINDS] = "text"
     return replace(
         contract,
         media=joins,
-        positions=_positions(model, settings),
+        positions=_positions(model, settings) if packing else "own",
         small_media=_small_media(model, apart[0]),
     )
 

@@ -290,6 +290,8 @@ class Positions:
         except (RuntimeError, ValueError, IndexError, StopIteration) as error:
             detail = f"{type(error).__name__}: {error}"[:300]
             raise RecordError("positions", "the model cannot place the sample's media", detail) from None
+        if len(rows) != 3:
+            raise RecordError("positions", "the model has positions of another kind", f"{len(rows)} rows")
         return torch.cat([positions, rows[:, 0]])
 
 

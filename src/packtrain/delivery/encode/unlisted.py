@@ -32,7 +32,7 @@ from packtrain.delivery.encode.encoded_sample import (
     VisionCounts,
 )
 from packtrain.delivery.encode.from_transformers import model_contract
-from packtrain.delivery.encode.joins import complete_contract, refuse_packing
+from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract, refuse_packing
 from packtrain.delivery.encode.pixels import Positions
 from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
 from packtrain.families.contracts import contract_for
@@ -252,7 +252,8 @@ class ProcessorEncoder:
         self._records = RecordProcessor(request)
         settings = self._records.settings
         if contract is None:
-            contract = complete_contract(model_contract(settings, packing=packing), self._records.real, settings)
+            known = model_contract(settings, packing=packing)
+            contract = complete_contract(known, self._records.real, settings, packing=packing)
             if packing:
                 refuse_packing(contract, settings.folder)
         self.contract = contract
@@ -329,9 +330,13 @@ class ProcessorEncoder:
 
     def _media(self, sample: ProcessedRecord, start: int, end: int) -> dict[str, Tensor]:
         """What of the processor's tensors the model takes; of a later piece only what is as long as the text."""
+        import torch
+
         media: dict[str, Tensor] = {}
         for name, join in self.contract.media.items():
             tensor = sample.outputs.get(name)
+            if tensor is None and name == TOKEN_KINDS:
+                tensor = torch.from_numpy(sample.kinds)[None]
             if tensor is None:
                 continue
             if join == "text":
