@@ -55,7 +55,7 @@ class ChunkedLoss:
     def __init__(self, model: Any, *, chunk: int, smoothing: float = 0.0) -> None:
         base = transformers_model(model)
         head = base.get_output_embeddings()
-        _require_plain(base, head)
+        _require_plain(base)
         self._base, self._head, self._chunk, self._smoothing = base, head, chunk, smoothing
         self._targets: Targets | None = None
         self._ordinary, self._multiply = base.loss_function, head.forward
@@ -105,15 +105,20 @@ class ChunkedLoss:
         )
 
 
-def _require_plain(model: Any, head: Any) -> None:
-    """What the chunks cannot express is refused."""
-    text = model.config.get_text_config()
-    why = ""
+def why_not_chunked(model: Any) -> str:
+    """Why chunks cannot express the loss of a model; an empty string where they can."""
+    base = transformers_model(model)
+    head = base.get_output_embeddings()
     if type(head) is not nn.Linear:
-        why = f"an output head that is a {type(head).__name__}"
-    elif getattr(text, "final_logit_softcapping", None) is not None:
-        why = "logits that are capped after the head"
-    if why:
+        return f"an output head that is a {type(head).__name__}"
+    if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        return "logits that are capped after the head"
+    return ""
+
+
+def _require_plain(model: Any) -> None:
+    """What the chunks cannot express is refused."""
+    if why := why_not_chunked(model):
         raise ConfigError(
             "chunked_loss", got=why, expected="logits = hidden states x weight", fix="chunked_loss: false"
         )

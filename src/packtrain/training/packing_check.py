@@ -75,8 +75,21 @@ def check_first_rows(
     """Padded rows of the first samples against each of them alone, for a model that nobody has listed."""
     packs = [_samples_of_pack(dataset, key) for key in islice(_keys(dataset.schedule, 0, 1), _PACKS)]
     samples, _ = short_samples([sample for pack in packs for sample in pack], RowRoom(tokens=_ROWS_OF))
+    if dataset.rows_per_batch == 1:  # nothing is shared, and nothing is padded
+        samples = samples[-1:]
     with preserve_random_state():
-        report = check_padding(model, samples, collate, contract, training)
+        try:
+            report = check_padding(model, samples, collate, contract, training)
+        except PacktrainError:
+            raise
+        except Exception as error:  # a model may fail in any way
+            refuse_uncompiled(error)
+            raise PacktrainError(
+                "the check before the first step",
+                got=f"a padded batch does not run: {in_one_line(error)[:300]}",
+                expected="a model that takes batches as its processor makes them",
+                fix="try the model with its own processor; it may need a family of its own (docs/guides/extending.md)",
+            ) from error
     if failed := _failed(report):
         raise PacktrainError(
             "the check before the first step",

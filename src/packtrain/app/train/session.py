@@ -121,6 +121,8 @@ class Session:
             contract=prepared.dataset.contract,
             compile=run.step.compile,
         )
+        prepared = _with_possible_loss(prepared, loaded)
+        run = prepared.run
         # Those of rank 0: other ranks may get their weights from it later.
         frozen = gather_values(frozen_state(loaded.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
@@ -423,6 +425,19 @@ def _end_status(trainer: PackedTrainer) -> tuple[str, str]:
     if patience is not None and state.global_step < state.max_steps:
         return "complete", f"early stopping: no improvement in {counted(patience, 'evaluation')}"
     return "complete", ""
+
+
+def _with_possible_loss(prepared: Prepared, loaded: ReadyModel) -> Prepared:
+    """The loss from whole logits where an unlisted model's cannot be taken in chunks, which is the default."""
+    from packtrain.modeling.chunked_loss import why_not_chunked
+
+    run = prepared.run
+    why = why_not_chunked(loaded.model) if prepared.dataset.contract.unlisted and run.step.chunked_loss else ""
+    if not why:
+        return prepared
+    step, setup = replace(run.step, chunked_loss=False), replace(run.setup, chunked_loss=False)
+    note = f"chunked_loss: false, since this model has {why}; logits of whole rows take more memory"
+    return replace(prepared, run=replace(run, step=step, setup=setup, notes=(*run.notes, note)))
 
 
 def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:

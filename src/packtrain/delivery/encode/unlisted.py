@@ -339,6 +339,8 @@ class ProcessorEncoder:
                 tensor = torch.from_numpy(sample.kinds)[None]
             if tensor is None:
                 continue
+            if tensor.is_floating_point():
+                tensor = tensor.float()  # some processors return half precision
             if join == "text":
                 media[name] = tensor[:, start:end]
             elif start == 0:
