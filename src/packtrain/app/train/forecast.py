@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packtrain.app.train.prepare import Prepared
-from packtrain.app.train.trainer_arguments import Course
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, PacktrainError
@@ -25,24 +24,10 @@ from packtrain.predicting.host_memory import host_needs
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import Load
+from packtrain.runs.derived import Course, PredictedRun
 
 if TYPE_CHECKING:
     from packtrain.training.predictions import ModelPrediction
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedRun:
-    """Predicted speed and memory of a run."""
-
-    gpu: str
-    tokens_per_second: float  # without padding, over all GPUs
-    step_seconds: float
-    run_seconds: float
-    memory_bytes: int  # of one GPU, for a batch with the most of everything
-    gpu_bytes: int
-    host_bytes: int  # of a node, with its data loader workers
-    fitting_tokens: int  # of a batch like the heaviest one that would fit
-    fitted: bool  # coefficients come from a calibration of this GPU
 
 
 def model_prediction(
