@@ -16,7 +16,7 @@ from packtrain.core.numbers import gib, memory
 from packtrain.families.model_folder import resolve
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.packing.schedule import Schedule
-from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, padded_batches
+from packtrain.planning.clock import Clock, PassColumns, pack_passes, padded_batches
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import find_gpu
@@ -106,8 +106,8 @@ def memory_warning(predicted: PredictedRun | None, prepared: Prepared) -> tuple[
 
 def heaviest(prepared: Prepared, model: ModelPrediction) -> Load:
     """The largest of everything that a batch of the run has: epochs differ in what meets in one."""
-    epochs = [_passes(prepared, model, epoch).worst() for epoch in range(prepared.dataset.plan.num_epochs)]
-    return Load(**{name: max(getattr(one, name) for one in epochs) for name in FIELDS})
+    epochs = range(prepared.dataset.plan.num_epochs)
+    return Load.largest([_passes(prepared, model, epoch).worst() for epoch in epochs])
 
 
 def _passes(prepared: Prepared, model: ModelPrediction, epoch: int = 0) -> PassColumns:
