@@ -29,7 +29,7 @@ from packtrain.bench.printing import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.records.synthetic import picture_chats, write_lines
 
 PACK = 4_096  # tokens of a pack where speed is measured
@@ -61,7 +61,7 @@ class FirstBatch:
 
     way: str = column("", "{}")
     rows: int = column("rows", default=0)  # of the dataset
-    share: float = column("epoch done", "{:.0%}")
+    share: float = column("epoch done", "percent")
     seconds: float = column("seconds", "{:.2f}")  # since it was launched
     import_seconds: float = column("import", "{:.2f}")
     open_seconds: float = column("open", "{:.2f}")
@@ -110,7 +110,7 @@ def bench_loader(
     progress: Callable[[str], None] = lambda _: None,
 ) -> LoaderResult:
     """All comparisons, on data made for them; `rows` are those of the larger of two datasets."""
-    folder = str(resolve(model, cache_dir() / "models").absolute())
+    folder = str(resolve_model(model, cache_dir() / "models").absolute())
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)

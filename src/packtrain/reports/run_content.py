@@ -263,7 +263,7 @@ def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
         yield "When", " to ".join(time.replace("T", " ").replace("Z", " UTC") for time in when if time)
     expected = facts.derived.expected if facts.derived is not None else None
     machine = [_text(facts.invocation.host), _text(expected.gpu) if expected is not None else None]
-    machine += [f"{facts.world} process{'' if facts.world == 1 else 'es'}"]
+    machine += [counted(facts.world, "process", "processes")]
     yield "Where", ", ".join(part for part in machine if part)
     planned = facts.invocation.planned_in
     if planned is not None and Path(planned).is_absolute() and len(planned) <= LONGEST:

@@ -19,6 +19,7 @@ import numpy as np
 from packtrain.core.artifacts import is_held, open_own
 from packtrain.core.dataclass_json import as_float
 from packtrain.core.errors import ConfigError, PathError
+from packtrain.core.numbers import counted
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.metrics_log import METRICS, parse_lines, parse_metrics
 from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN, RunFacts
@@ -194,7 +195,7 @@ def _object(path: Path, notes: list[str]) -> Mapping[str, object]:
 
 def _note_unreadable(name: str, count: int, notes: list[str]) -> None:
     if count:
-        notes.append(f"{count:,} lines of {name} could not be read and are left out.")
+        notes.append(f"{counted(count, 'unreadable line')} of {name} left out.")
 
 
 def _flat(value: object, path: str = "") -> dict[str, Scalar]:

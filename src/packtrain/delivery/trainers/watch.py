@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import torch.distributed as dist
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
+from packtrain.core.numbers import duration
 from packtrain.core.public import visible
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _BEFORE_ALL = (NOT_STARTED, 0)
 _WATCHDOG_RANK = 0  # the rank that checks all others
 _ROUNDS = 20  # heartbeats within a deadline
 _LONGEST_INTERVAL = 5.0
+START_DEADLINE = 1800.0  # seconds: models are compiled, and data are looked for
 _RESERVE = 8  # intervals between noticing something and the last rank's end
 _SOONEST = 0.25  # seconds between heartbeats of steps; longer steps are sent one by one
 _ACKNOWLEDGED_WITHIN = 4  # intervals
@@ -101,7 +103,7 @@ class Watchdog:
         for rank, beat in beats.items():
             if beat is None:
                 if self._lasts(now, rank, "missing", True) > self.timeouts.start:
-                    problems.append((1, rank, f"rank {rank} has not started within {self.timeouts.start:.0f} s"))
+                    problems.append((1, rank, f"rank {rank} has not started within {duration(self.timeouts.start)}"))
             elif beat.state == "ended":
                 return beat.message  # the verdict of another rank
             elif beat.state == "failed":
@@ -117,7 +119,7 @@ class Watchdog:
     ) -> list[tuple[int, int, str]]:
         silent = self._lasts(now, rank, "silent", beat.number)
         if silent > self.timeouts.silent:
-            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {silent:.1f} s")]
+            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {duration(silent)}")]
         lag = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
         limit = self.timeouts.start if beat.step == NOT_STARTED else self.timeouts.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
@@ -125,7 +127,7 @@ class Watchdog:
             return []
         others = f"while others are at step {furthest[0]}"
         at = f"; it is at {beat.at}" if beat.at else ""
-        return [(2, rank, f"{_name(rank, beat)} has made no progress for {lag:.1f} s {others}{at}")]
+        return [(2, rank, f"{_name(rank, beat)} has made no progress for {duration(lag)} {others}{at}")]
 
     def _lasts(self, now: float, rank: int, name: str, value: object) -> float:
         """Seconds since this value last changed."""
@@ -173,7 +175,7 @@ class RankWatchdog:
         *,
         deadline: float = 120.0,  # seconds until all ranks have ended
         step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
-        start_deadline: float = 1800.0,  # until every rank has started its first step
+        start_deadline: float = START_DEADLINE,  # until every rank has started its first step
         host: str | None = None,
         action: Callable[[str], None] = end_process,
     ) -> None:
@@ -325,7 +327,7 @@ class RankWatchdog:
         if not failed:
             self._stopped.set()
             step = f"at step {self._own.step}" if self._own.step >= 0 else "before its first step"
-            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, or it would wait for ever")
+            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, instead of waiting forever")
 
     def _all_acknowledged(self, verdict: str) -> bool:
         """Has every rank acknowledged the verdict that still needs to? One that is gone does not."""
