@@ -108,7 +108,7 @@ def test_by_the_memory_model() -> None:
 def test_the_advice_and_the_live_prediction_see_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """A count that one of them left out would name a length that the other knows to be too long."""
     seen: dict[str, Any] = {}
-    shape = read_shape(resolve("tiny:qwen3_vl", shared()))
+    shape = read_shape(resolve_model("tiny:qwen3_vl", shared()))
     model = ModelPrediction(shape=shape, setup=TrainingSetup(), gpu=find_gpu("h200"))
     monkeypatch.setattr(ModelPrediction, "memory_bytes", lambda _, loads: seen.setdefault("live", loads[0]).tokens)
     monkeypatch.setattr(ModelPrediction, "fitting", lambda _, load, usable: seen.setdefault("advice", load).tokens)
