@@ -161,7 +161,7 @@ class RecordEncoder:
         self.require_usable(tokens)
         count = len(tokens.ids)
         spans = [
-            (max(first, 1), end) for first, end in tokens.learned if end > 1
+            (max(first, 1), end) for first, end in tokens.supervised if end > 1
         ]  # the first is predicted from nothing
         runs = Runs()
         runs.add_text(count, spans)
@@ -170,7 +170,7 @@ class RecordEncoder:
     def _ends(self, tokens: TokenIds | None) -> bool:
         """Does anything that carries loss end in an end token?"""
         ends = {self.tokenizer.id_of(token) for token in self.tokenizer.ends}
-        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.learned)
+        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.supervised)
 
     # ---- parts of costs
 

@@ -145,9 +145,9 @@ class _SumOfLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         scaled = _compiled(_scaled, outer[0].device.type)
-        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         return (
-            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in found),
+            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in gradients),
             *(None,) * 4,
         )
 

@@ -1,4 +1,4 @@
-"""report.html of a training run: what was learned, how fast, what it cost; and several runs side by side."""
+"""report.html of a training run: its losses, how fast, what it cost; and several runs side by side."""
 
 from __future__ import annotations
 

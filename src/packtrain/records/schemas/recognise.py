@@ -54,7 +54,7 @@ LOSS_FLAGS: Mapping[str, bool] = {
 _PREFERENCES = "preference data are not supported"
 _QUESTION = "a column that belongs to the question is not read"
 _PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
-# Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
+# Filled columns that change which text is supervised: why they are refused, and in which schemas (none: in all).
 REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("rejected", "rejected_response", "rejected_messages", "chosen"), (_PREFERENCES, ())),
     "non_preferred_output": (_PREFERENCES, ()),
@@ -115,7 +115,7 @@ def _plan(names: tuple[str, ...]) -> Plan:
 
 
 def refuse_columns(plan: Plan, value: RawRecord, schema: str | None) -> None:
-    """Refuse what would be learned as something else; `schema` is None before one is chosen."""
+    """Refuse what would be read as something else; `schema` is None before one is chosen."""
     for column in plan.refused:
         item = value[column]
         if column == "label":
@@ -140,7 +140,7 @@ def _is_grounding(item: Any) -> bool:
 
 
 def is_flag(item: Any) -> bool:
-    """Could it say whether, or how much, something is learned: a number, yes or no, a list or a text of such?"""
+    """Could it say whether, or how much, something is supervised: a number, yes or no, a list or a text of such?"""
     if isinstance(item, list | tuple):
         return bool(item) and all(isinstance(one, int | float) for one in item)
     return isinstance(item, int | float) or (isinstance(item, str) and _FLAG.fullmatch(item) is not None)
