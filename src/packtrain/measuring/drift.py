@@ -25,7 +25,7 @@ _READ = ("tokens", "image_tokens", "video_tokens", "patches", "max_patches_per_i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reality:
+class ProcessorCounts:
     """What the real processor made of a record."""
 
     tokens: int
@@ -40,7 +40,7 @@ class Reality:
 class Reference(Protocol):
     """The real processor."""
 
-    def encode(self, record: Record, store: MediaStore) -> Reality:
+    def encode(self, record: Record, store: MediaStore) -> ProcessorCounts:
         """Encode one record for real, pixels and all."""
         ...
 
@@ -76,7 +76,7 @@ def check_drift(task: Task, table: CostTable, unit_entries: Sequence[int], refer
     return compared
 
 
-def _compare(record: Record, row: dict[str, int], real: Reality) -> None:
+def _compare(record: Record, row: dict[str, int], real: ProcessorCounts) -> None:
     for name in ("tokens", "media_tokens", "patches", "max_patches_per_image", "tail_tokens"):
         ours, theirs = row[name], getattr(real, name)
         if theirs is not None and ours != theirs:

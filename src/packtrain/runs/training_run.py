@@ -89,7 +89,7 @@ class About:
     rows_per_batch: int = 1
     seed: int = 0
     balance: str = "sorted"
-    world: int = 1
+    world_size: int = 1
     derived: Mapping[str, Scalar] = field(default_factory=dict)  # names of inner values are joined by dots
     outcome: Mapping[str, Scalar] = field(default_factory=dict)
     other: Mapping[str, Scalar] = field(default_factory=dict)
@@ -261,7 +261,7 @@ def _whole(value: object) -> int | None:
 
 
 def _about(facts: Mapping[str, object]) -> About:
-    own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
+    own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world_size")
     # What the user's config said is in run.yaml too, resolved; what was measured, and weights, are for resuming.
     apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
     return About(
@@ -272,7 +272,7 @@ def _about(facts: Mapping[str, object]) -> About:
         rows_per_batch=_whole(facts.get("rows_per_batch")) or 1,
         seed=_whole(facts.get("seed")) or 0,
         balance=_string(facts.get("balance")) or "sorted",
-        world=_whole(facts.get("world")) or 1,
+        world_size=_whole(facts.get("world_size")) or 1,
         derived=_flat(facts.get("derived")),
         outcome=_flat(facts.get("outcome")),
         other=_flat({key: value for key, value in facts.items() if key not in (*own, *apart)}),
