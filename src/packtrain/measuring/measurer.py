@@ -179,6 +179,12 @@ class Measurer(Converter):
             fault = RecordError("internal", "unexpected error", f"{type(error).__name__}: {error}"[:300])
         return _ledger(record.id if record is not None else _id_of(entry), entry.origin, fault)
 
+    def token_ids(self, record: Record, source: int) -> list[int] | None:
+        """As the family's rule renders them; None where it cannot."""
+        if not isinstance(self._rule, FamilyRule):
+            return None
+        return self._rule.encoder.token_ids(record, self.headers(record, source))
+
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""
         store, filters = self.store(source), self._filters

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
-import packtrain
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.core.user_code import without_folder
@@ -172,7 +171,7 @@ _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end
 
 
 def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> JsonObject:
-    """Data files, request, processor settings, the module of the user's formatting function and our own version.
+    """Data files, request, processor settings, the module of the user's formatting function and the rules' version.
 
     Nothing here says where model and data lie: see `Request.places`.
     """
@@ -180,7 +179,6 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
     request = request.dated()
     settings = request.settings()
     inputs = {
-        "packtrain": packtrain.__version__,
         "rules": RULES_VERSION,
         "request": request.describe(),
         "settings": settings_state(settings),

@@ -218,7 +218,7 @@ def is_over(loads: np.ndarray, capacities: np.ndarray, pack: int) -> bool:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def compute_costs(excess: float, weight: float, bent: bool) -> float:
+def price(excess: float, weight: float, bent: bool) -> float:
     """What an excess costs: its square spreads it over many packs, its root (`bent`) gathers it in few."""
     share = excess * weight
     if share <= 0.0:

@@ -15,6 +15,7 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig, absolute_paths, with_overrides
 from packtrain.config.setup import model_settings, step_settings, training_setup
 from packtrain.config.steps import RunLength, StepSize, run_length, step_size
+from packtrain.config.training_section import RANK_TIMEOUT, STREAM_RANK_TIMEOUT
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.families.chat_template import date_for, unused_note
@@ -42,6 +43,7 @@ class ResolvedRun:
     size: StepSize
     length: RunLength
     world_size: int
+    rank_timeout: float  # seconds
     packing_check: bool = True
     merge_adapters: bool = False
     notes: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ def resolve_run(
         size=size,
         length=length,
         world_size=world_size,
+        rank_timeout=config.training.rank_timeout or (STREAM_RANK_TIMEOUT if data.online else RANK_TIMEOUT),
         packing_check=config.training.packing_check is not False,
         merge_adapters=bool(config.model.merge_adapters),
         notes=tuple(

@@ -243,17 +243,24 @@ def _step_warning(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tu
 
 
 def _tail_warning(dataset: Dataset) -> tuple[str, ...]:
-    """An incomplete last step is a large part of a short epoch."""
+    """The user's settings leave out a large part of an epoch."""
     if dataset.config.online:
         return ()
-    tail = dataset.plan.summary.epochs[0].tail
-    samples = tail + dataset.plan.epoch(0).num_samples
-    if tail < _MATTERS * samples:
-        return ()
-    share = f"{tail:,} of {samples:,} samples ({tail / samples:.0%})"
-    return (
-        f"packing_drop_last leaves out {share} of an epoch, its incomplete last step: data.packing_drop_last: false "
-        "trains on them, fewer samples per step drop fewer",
+    counts, config = dataset.plan.summary.epochs[0], dataset.plan.config
+    samples = counts.tail + dataset.plan.epoch(0).num_samples
+    left_out = (
+        (counts.beyond, f"max_packs {config.max_packs}", "", "a larger data.max_packs trains on them"),
+        (
+            counts.tail - counts.beyond,
+            "packing_drop_last",
+            ", its incomplete last step",
+            "data.packing_drop_last: false trains on them, fewer samples per step drop fewer",
+        ),
+    )
+    return tuple(
+        f"{setting} leaves out {number:,} of {samples:,} samples ({number / samples:.0%}) of an epoch{which}: {fix}"
+        for number, setting, which, fix in left_out
+        if number >= max(1, _MATTERS * samples)
     )
 
 

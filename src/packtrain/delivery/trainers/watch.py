@@ -34,6 +34,7 @@ _BEFORE_ALL = (NOT_STARTED, 0)
 _WATCHDOG_RANK = 0  # the rank that checks all others
 _ROUNDS = 20  # heartbeats within a deadline
 _LONGEST_INTERVAL = 5.0
+START_DEADLINE = 1800.0  # seconds: models are compiled, and data are looked for
 _RESERVE = 8  # intervals between noticing something and the last rank's end
 _SOONEST = 0.25  # seconds between heartbeats of steps; longer steps are sent one by one
 _ACKNOWLEDGED_WITHIN = 4  # intervals
@@ -173,7 +174,7 @@ class RankWatchdog:
         *,
         deadline: float = 120.0,  # seconds until all ranks have ended
         step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
-        start_deadline: float = 1800.0,  # until every rank has started its first step
+        start_deadline: float = START_DEADLINE,  # until every rank has started its first step
         host: str | None = None,
         action: Callable[[str], None] = end_process,
     ) -> None:
