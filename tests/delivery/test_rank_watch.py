@@ -55,7 +55,7 @@ def test_the_clock_of_a_late_rank_starts_when_others_are_ahead() -> None:
     for now in range(60, 85, 5):
         assert watchdog.check(now, {0: beat(now, 6), 1: beat(now, at="loader.py:3 in read")}) == ""
     found = watchdog.check(85, {0: beat(85, 6), 1: beat(85, at="loader.py:3 in read")})
-    assert found.startswith("rank 1 on node (last step 5) has made no progress for 25.0 s while others are at step 6")
+    assert found.startswith("rank 1 on node (last step 5) has made no progress for 25 s while others are at step 6")
     assert "loader.py:3 in read" in found
 
 

@@ -79,7 +79,7 @@ def test_everything_is_said() -> None:
         "4 images",
         "id0",
         "and 4 more",
-        "2.0 of 80.0",
+        "2.0 GiB of 80.0 GiB free",
     ):
         assert words in text
 

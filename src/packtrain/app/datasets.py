@@ -24,6 +24,7 @@ from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.numbers import counted, memory
 from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.measure_summary import EntryCounts, data_notes
 from packtrain.measuring.table import CostTable
@@ -412,9 +413,9 @@ def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
     size = sum(state.get("size") or 0 for state in fetched.values())
     if size > budget:
         warnings.warn(
-            f"{len(fetched)} compressed or remote data files have {size:,} bytes, and the cache may hold {budget:,}. "
-            "Without packing_window any of them may be needed at any time, so they will be fetched repeatedly: "
-            "set packing_window, or raise cache_bytes.",
+            f"{counted(len(fetched), 'compressed or remote data file')} of {memory(size)} in all, and the cache may "
+            f"hold {memory(budget)}. Without packing_window any of them may be needed at any time, so they will be "
+            "fetched repeatedly: set packing_window, or raise cache_bytes.",
             stacklevel=4,
         )
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import packtrain
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.numbers import GIB, gib
+from packtrain.core.numbers import gib, memory
 
 _TRAIN = "train"
 # Packages, what they are for, and the extra that installs them.
@@ -119,7 +119,7 @@ def _packages() -> Iterator[Component]:
 def _places() -> Iterator[Component]:
     folder = cache_dir()
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = f"{shutil.disk_usage(there).free / GIB:,.0f} GiB free"
+    free = f"{memory(shutil.disk_usage(there).free)} free"
     writable = os.access(there, os.W_OK)
     yield Component(
         group="places",

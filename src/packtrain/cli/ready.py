@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.cli.terminal import Terminal, table
-from packtrain.core.numbers import counted, duration, gib
+from packtrain.core.numbers import counted, decimal, duration, gib, percent
 
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun
@@ -68,16 +68,18 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         ledger += f"; {numbers.waiting:,} wait for later epochs (mixture weight below 1)"
     yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
     if numbers.mode == "packed":
-        packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
-        yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples per pack"
-        first = ", ".join(f"{counted(samples, 'sample')} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
+        packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {percent(numbers.fill)} full"
+        yield "packs", f"{packs}, {decimal(numbers.samples_per_pack)} samples per pack"
+        first = ", ".join(
+            f"{counted(samples, 'sample')} ({percent(fill)} full)" for samples, fill in numbers.first_packs
+        )
         yield "first packs", first
         yield "packing check", _packing_check(ready)
     else:
-        padding = f"{1 - numbers.fill:.1%} of tokens are padding"
+        padding = f"{percent(1 - numbers.fill)} of tokens are padding"
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"
         if run.data.pad_packs:
-            each = f"the samples of a pack each, on average {numbers.samples_per_pack:.1f}"
+            each = f"the samples of a pack each, on average {decimal(numbers.samples_per_pack)}"
         yield "batches", f"{each}, padded to the longest: {padding}"
         yield "packing is off", "one sample per row"
     yield "step", _step(ready)
@@ -199,7 +201,7 @@ def _part_text(part: TrainedPart) -> str:
         return f"{part.name} frozen"
     if part.trained == part.weights:
         return f"{part.name} {part.weights:,}"
-    return f"{part.name} {part.trained:,} of {part.weights:,} ({part.trained / part.weights:.2%})"
+    return f"{part.name} {part.trained:,} of {part.weights:,} ({percent(part.trained / part.weights)})"
 
 
 def _compiler(ready: ReadyRun) -> str:
@@ -223,7 +225,7 @@ def _expectation_rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         yield "expected", f"no prediction of speed and memory: {why}"
         return
     by = "fitted to this GPU" if expected.fitted else "default coefficients; packtrain calibrate fits them"
-    speed = f"{expected.tokens_per_second:,.0f} tokens/s, {expected.step_seconds:.2f} s/step"
+    speed = f"{expected.tokens_per_second:,.0f} tokens/s, {duration(expected.step_seconds)}/step"
     yield "expected speed", f"{speed}, {duration(expected.run_seconds)} in total on {expected.gpu} ({by})"
     host = f"{gib(expected.host_bytes)} of host memory per node"
     yield "expected memory", f"{gib(expected.memory_bytes)} of {gib(expected.gpu_bytes)}; {host}"
@@ -244,7 +246,7 @@ def _batches_table(ready: ReadyRun) -> Table:
                 "?" if info.patches is None else f"{info.patches:,}",
                 f"{info.tokens:,}",
                 f"{info.supervised_tokens:,}",
-                f"{batch_fill(ready, info):.1%}",
+                percent(batch_fill(ready, info)),
             )
     return first
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from packtrain.config.run_config import RunConfig
 from packtrain.config.systems import BATCHES_OF_PACKS, detect_systems
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.numbers import counted
 from packtrain.planning.sweep import KEPT, StepShape, step_shape
 
 ROWS = 2  # samples of a padded batch by default, as plans for padded runs assume
@@ -226,7 +227,7 @@ def _agree(wanted: int, rows: int | None, passes: int | None, world_size: int, u
     """Batch and accumulation beside the whole step make the same number, or leave a whole one to the other."""
     if passes is None or wanted == (each := rows or wanted // (passes * world_size)) * passes * world_size:
         return
-    of = f"{each} x {passes} micro-batches x {world_size} processes are {each * passes * world_size}"
+    of = f"{each} x {passes} micro-batches x {counted(world, 'process', 'processes')} are {each * passes * world}"
     raise ConfigError(
         "training.effective_batch_size",
         got=f"{wanted} {unit}, but {of}",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from packtrain.core.numbers import percent
 from packtrain.core.values import MediaLimits
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def data_notes(summary: MeasureSummary) -> tuple[str, ...]:
     supervised, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
     if supervised < _FEW_SUPERVISED * tokens:
         notes.append(
-            f"only {supervised / tokens:.1%} of all tokens carry loss ({supervised:,.0f} of {tokens:,.0f}): "
+            f"only {percent(learned / tokens)} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
             "answers are short compared to prompts and media"
         )
     if copies > _MANY_COPIES * rows:

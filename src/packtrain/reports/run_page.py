@@ -56,7 +56,7 @@ _WHOLE = (
     RunRow(name="MFU", kind="percent", key="mfu"),
     RunRow(name="Padding", kind="percent", key="padding"),
     RunRow(name="Samples per step", kind="decimal", key="samples_per_step"),
-    RunRow(name="Median step time", kind="seconds", key="step_seconds"),
+    RunRow(name="Median step time", kind="duration", key="step_seconds"),
     RunRow(name="Waiting for data", kind="percent", key="wait_share"),
     RunRow(name="Slowest rank / mean", kind="ratio", key="spread"),
     RunRow(name="Peak memory", kind="gib", key="memory"),

@@ -19,6 +19,7 @@ import numpy as np
 
 from packtrain.core.artifacts import is_held, open_own
 from packtrain.core.errors import ConfigError, PathError
+from packtrain.core.numbers import counted
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.metrics_log import METRICS
 from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
@@ -213,7 +214,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, object]]:
             else:
                 broken += 1
     if broken:
-        notes.append(f"{broken:,} lines of {path.name} could not be read and are left out.")
+        notes.append(f"{counted(broken, 'unreadable line')} of {path.name} left out.")
 
 
 def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ...], tuple[EarlyWarning, ...]]:
@@ -236,7 +237,8 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ..
     ordered = [steps[step] for step in sorted(steps)]
     whole = [line for line in ordered if _whole(line.get("samples_seen")) is not None]
     if len(whole) < len(ordered):
-        notes.append(f"{len(ordered) - len(whole):,} steps of {path.name} do not say what was seen and are left out.")
+        without = counted(len(ordered) - len(whole), "step")
+        notes.append(f"{without} of {path.name} without samples_seen left out.")
     return _columns(whole), tuple(evaluations[step] for step in sorted(evaluations)), tuple(warnings)
 
 

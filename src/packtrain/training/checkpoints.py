@@ -29,6 +29,7 @@ import torch
 from packtrain.core.artifacts import free_bytes, read_json, refuse_links, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.numbers import counted
 from packtrain.training.agreement import Sums, gather_faults, shared_sums, world_size
 
 MARKER = "checkpoint.json"
@@ -88,8 +89,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if wrong:
         raise ArtifactError(
             str(path),
-            got=f"{wrong[0]} is missing or has another size than when it was written ({len(wrong)} files)",
-            expected=f"the {len(checkpoint.files)} files that {MARKER} lists",
+            got=f"{wrong[0]} is missing or has another size than when it was written ({counted(len(wrong), 'file')})",
+            expected=f"the {counted(len(checkpoint.files), 'file')} that {MARKER} lists",
             fix="resume from an earlier one",
         )
     return checkpoint

@@ -18,6 +18,7 @@ from packtrain.config.steps import RunLength, StepSize, run_length, step_size
 from packtrain.config.training_section import RANK_TIMEOUT, STREAM_RANK_TIMEOUT
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import counted
 from packtrain.families.chat_template import date_for, unused_note
 from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
@@ -191,9 +192,7 @@ def _gpus_note(config: RunConfig, world_size: int) -> list[str]:
     if given in (None, world_size):
         return []
     start = f"torchrun --nproc-per-node {given} -m packtrain.cli train ..."
-    return [
-        f"num_gpus is {given}, and this run has {world_size} process{'es' * (world_size > 1)}: {start} starts {given}"
-    ]
+    return [f"num_gpus is {given}, and this run has {counted(world, 'process', 'processes')}: {start} starts {given}"]
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:

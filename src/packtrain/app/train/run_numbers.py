@@ -10,7 +10,7 @@ from packtrain.app.datasets import MultiModalDataset, MultiModalIterableDataset
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.numbers import about, counted, signed_percent
+from packtrain.core.numbers import counted, decimal, percent, signed_percent
 from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
@@ -227,7 +227,7 @@ def _step_warning(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tu
     problems = []
     if abs(step.moved) > KEPT:
         problems.append(
-            f"a step has about {about(step.shape.samples)} samples instead of {step.wanted:,} "
+            f"a step has about {decimal(step.shape.samples)} samples instead of {step.wanted:,} "
             f"({signed_percent(step.moved)}): a pack of {numbers.packing_length:,} tokens holds "
             f"{step.samples_per_pack:.1f}"
         )
@@ -258,7 +258,8 @@ def _tail_warning(dataset: Dataset) -> tuple[str, ...]:
         ),
     )
     return tuple(
-        f"{setting} leaves out {number:,} of {samples:,} samples ({number / samples:.0%}) of an epoch{which}: {fix}"
+        f"{setting} leaves out {number:,} of {samples:,} samples ({percent(number / samples)}) "
+        f"of an epoch{which}: {fix}"
         for number, setting, which, fix in left_out
         if number >= max(1, _MATTERS * samples)
     )
@@ -269,7 +270,7 @@ def too_large_note(numbers: RunNumbers) -> tuple[str, ...]:
     usable = numbers.samples + numbers.too_large
     if numbers.too_large < _MATTERS * usable:
         return ()
-    share = f"{numbers.too_large:,} of {usable:,} usable samples ({numbers.too_large / usable:.0%})"
+    share = f"{numbers.too_large:,} of {usable:,} usable samples ({percent(numbers.too_large / usable)})"
     limits = f"longer than data.packing_length {numbers.packing_length:,}, or above another limit of a pack"
     return (f"{share} are left out: {limits}. Raise it, or set data.overlong: split or truncate",)
 

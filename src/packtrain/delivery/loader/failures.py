@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
+from packtrain.core.numbers import exact_percent
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.measuring.failure_budget import JUDGED_AFTER, FailureBudget
@@ -157,7 +158,7 @@ class FailureCounter:
             raise DataError(
                 f"{self._failures:,} of the first {self._samples:,} samples could not be delivered",
                 got="; ".join(f"{-count:,} x {reason}" for count, reason in common[:3]),
-                expected=f"at most {rate:.1%}" if rate else "none",
+                expected=f"at most {exact_percent(rate)}" if rate else "none",
                 fix=f"fix the data, or {lenient}; the ledger names each sample",
             )
 

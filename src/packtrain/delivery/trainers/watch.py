@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import torch.distributed as dist
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
+from packtrain.core.numbers import duration
 from packtrain.core.public import visible
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Watchdog:
         for rank, beat in beats.items():
             if beat is None:
                 if self._lasts(now, rank, "missing", True) > self.timeouts.start:
-                    problems.append((1, rank, f"rank {rank} has not started within {self.timeouts.start:.0f} s"))
+                    problems.append((1, rank, f"rank {rank} has not started within {duration(self.timeouts.start)}"))
             elif beat.state == "ended":
                 return beat.message  # the verdict of another rank
             elif beat.state == "failed":
@@ -118,7 +119,7 @@ class Watchdog:
     ) -> list[tuple[int, int, str]]:
         silent = self._lasts(now, rank, "silent", beat.number)
         if silent > self.timeouts.silent:
-            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {silent:.1f} s")]
+            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {duration(silent)}")]
         lag = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
         limit = self.timeouts.start if beat.step == NOT_STARTED else self.timeouts.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
@@ -126,7 +127,7 @@ class Watchdog:
             return []
         others = f"while others are at step {furthest[0]}"
         at = f"; it is at {beat.at}" if beat.at else ""
-        return [(2, rank, f"{_name(rank, beat)} has made no progress for {lag:.1f} s {others}{at}")]
+        return [(2, rank, f"{_name(rank, beat)} has made no progress for {duration(lag)} {others}{at}")]
 
     def _lasts(self, now: float, rank: int, name: str, value: object) -> float:
         """Seconds since this value last changed."""
