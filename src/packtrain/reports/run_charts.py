@@ -119,7 +119,7 @@ class _Charts:
         """One column of every run."""
         curves = self._curves(column)
         nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
-        if not curves or nothing or (column == "spread" and all(run.facts.world == 1 for run in self.runs)):
+        if not curves or nothing or (column == "spread" and all(run.facts.world_size == 1 for run in self.runs)):
             return None
         if look.predicted is not None and (predicted := self._curves(look.predicted, predicted=True)):
             curves += predicted

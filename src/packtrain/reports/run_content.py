@@ -43,7 +43,7 @@ PLANNED = "Planned in"  # the page of packtrain plan: its value is a link
 _VERSIONS = ("packtrain", "torch", "transformers", "python")
 # Of run.json: what the page says elsewhere, what is in run.yaml too, resolved, and what is for resuming.
 _APART = ("derived", "outcome", "title", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
-_OWN = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world")
+_OWN = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world_size")
 
 
 def runs_content(runs: Sequence[TrainingRun]) -> Content:
@@ -69,7 +69,7 @@ def _run(run: TrainingRun) -> Content:
     return {
         "folder": shown(run.folder, LONGEST),
         "name": shown(run.name, 80),
-        "about": {name: _short(getattr(facts, name)) for name in ("model", "mode", "world")},
+        "about": {name: _short(getattr(facts, name)) for name in ("model", "mode", "world_size")},
         "status": shown(run.status, 80),
         "ended": end_text(run),
         "complete": run.status == "complete",
@@ -263,7 +263,7 @@ def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
         yield "When", " to ".join(time.replace("T", " ").replace("Z", " UTC") for time in when if time)
     expected = facts.derived.expected if facts.derived is not None else None
     machine = [_text(facts.invocation.host), _text(expected.gpu) if expected is not None else None]
-    machine += [counted(facts.world, "process", "processes")]
+    machine += [counted(facts.world_size, "process", "processes")]
     yield "Where", ", ".join(part for part in machine if part)
     planned = facts.invocation.planned_in
     if planned is not None and Path(planned).is_absolute() and len(planned) <= LONGEST:

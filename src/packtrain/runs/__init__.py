@@ -1,7 +1,8 @@
 """A training run as its folder tells it: metrics, early warnings, evaluations; several runs compared.
 
-The process that trains writes through `RunFolder` (run.json is a `RunFacts`, with the numbers `Derived` from config and data) and `MetricsLog`. A run can be read
-at any time, also during training or after a crash: `read_run` gives a `TrainingRun`, `summarise_run` its numbers.
+The process that trains writes through `RunFolder` (run.json is a `RunFacts`, whose `Derived` numbers follow from config
+and data) and `MetricsLog`. A run can be read at any time, also during training or after a crash: `read_run` gives a
+`TrainingRun`, `summarise_run` its numbers.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class RunNumbers:
     images: int
     videos: int
     frames: int
-    world: int
+    world_size: int
     first_packs: tuple[tuple[int, float], ...] = ()  # samples and fill of the packs that are trained first
     evaluation_samples: int = 0
     evaluation_left_out: int = 0

@@ -106,7 +106,7 @@ class RunFacts:
     rows_per_batch: int = 1
     seed: int = 0
     balance: str = "sorted"
-    world: int = 1
+    world_size: int = 1
     fingerprints: Mapping[str, str | None] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None  # what the data are known by, to be compared when it is resumed
     evaluated: Mapping[str, Any] | None = None  # the same of evaluation data

@@ -11,7 +11,7 @@ import torch
 from packtrain.core.errors import MemoryLimitError
 from packtrain.core.numbers import counted, gib
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.predicting.time import Coefficients, step_time

@@ -67,13 +67,13 @@ def stream_numbers(run: ResolvedRun, dataset: Dataset, start: StreamStart) -> Ru
         samples_per_step=packs * each,
         step_samples=(round(packs * each),) * 2,
         rows_per_batch=1,
-        micro_batches=schedule.accumulation(run.world),
+        micro_batches=schedule.accumulation(run.world_size),
         steps=steps,
         steps_per_epoch=steps,
         epochs=1.0,
         tokens=round(start.tokens / start.packs * packs * steps),
         longest=start.longest,
-        world=run.world,
+        world_size=run.world_size,
         first_packs=tuple((samples, tokens / length) for samples, tokens in start.first),
         looked_at=start.packs,
     )
@@ -99,19 +99,21 @@ def plan_numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None)
         waiting=counts.waiting,
         packs=counts.packs,
         packing_length=plan.config.packing_length,
-        fill=counts.fill if config.packing else 1 - schedule.padding_share(config.rows_per_batch, world=run.world),
+        fill=counts.fill
+        if config.packing
+        else 1 - schedule.padding_share(config.rows_per_batch, world_size=run.world_size),
         samples_per_pack=samples / counts.packs,
         packs_per_step=config.packs_per_step,
         samples_per_step=config.packs_per_step * samples / counts.packs,
         step_samples=_step_samples(schedule),
         rows_per_batch=config.rows_per_batch,
-        micro_batches=schedule.accumulation(run.world, config.rows_per_batch),
+        micro_batches=schedule.accumulation(run.world_size, config.rows_per_batch),
         steps=steps,
         steps_per_epoch=steps_by_epoch[0],
         epochs=run.length.epochs if run.length.epochs is not None else steps / steps_by_epoch[0],
         **{name: counts.totals[name] for name in ("tokens", "supervised_tokens", "images", "videos", "frames")},
         longest=counts.most["longest"],
-        world=run.world,
+        world_size=run.world_size,
         first_packs=_first_packs(schedule) if config.has_packs else (),
         evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
         evaluation_left_out=_left_out_samples(evaluation) if evaluation is not None else 0,
@@ -149,7 +151,7 @@ def packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
         return None
     return PackedStep(
         wanted=run.size.samples,
-        world=run.world,
+        world_size=run.world_size,
         samples_per_pack=packs.num_samples / packs.num_packs,
         tokens_per_sample=counts.totals["tokens"] / packs.num_samples,
         longest=counts.most["longest"],
@@ -190,9 +192,9 @@ def _step_warning(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tu
             f"{step.samples_per_pack:.1f}"
         )
     if step.idle:
-        slots = step.shape.micro_batches * step.world
+        slots = step.shape.micro_batches * step.world_size
         problems.append(f"{step.idle} of {counted(slots, 'micro-batch', 'micro-batches')} of a step are idle")
-    each = " and give every process a pack" if step.world > 1 else ""
+    each = " and give every process a pack" if step.world_size > 1 else ""
     fix = f"data.packing_length: {step.kept_length} would keep the samples{each}"
     if step.kept_length >= numbers.packing_length:  # the longest sample has to fit
         most = max(1, step.wanted // step.fewest_packs)
