@@ -266,7 +266,7 @@ def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
     if when[0]:
         yield "When", " to ".join(time.replace("T", " ").replace("Z", " UTC") for time in when if time)
     machine = [_text(other.get("host")), _text(run.about.derived.get("expected.gpu"))]
-    machine += [counted(run.about.world, "process", "processes")]
+    machine += [counted(run.about.world_size, "process", "processes")]
     yield "Where", ", ".join(part for part in machine if part)
     planned = other.get("planned_in")
     if isinstance(planned, str) and Path(planned).is_absolute() and len(planned) <= LONGEST:
