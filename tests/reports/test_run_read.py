@@ -68,7 +68,8 @@ def test_the_facts_of_a_run_are_those_that_were_written(tmp_path: Path) -> None:
 
 
 def test_facts_of_other_kinds_are_those_of_an_older_run(tmp_path: Path) -> None:
-    body = {"model": 3, "seed": -1, "world_size": True, "packs_per_step": "4", "notes": ["a", 2], "derived": {"steps": 7}}
+    body = {"model": 3, "seed": -1, "world_size": True, "packs_per_step": "4", "notes": ["a", 2]}
+    body["derived"] = {"steps": 7}
     (tmp_path / "run.json").write_text(json.dumps({**body, "outcome": {"loss": "nan"}, "versions": {"torch": None}}))
     facts = read_run(tmp_path).facts
     assert (facts.model, facts.seed, facts.world_size, facts.packs_per_step) == (None, 0, 1, None)

@@ -227,7 +227,8 @@ def _agree(wanted: int, rows: int | None, passes: int | None, world_size: int, u
     """Batch and accumulation beside the whole step make the same number, or leave a whole one to the other."""
     if passes is None or wanted == (each := rows or wanted // (passes * world_size)) * passes * world_size:
         return
-    of = f"{each} x {passes} micro-batches x {counted(world, 'process', 'processes')} are {each * passes * world}"
+    processes = counted(world_size, "process", "processes")
+    of = f"{each} x {passes} micro-batches x {processes} are {each * passes * world_size}"
     raise ConfigError(
         "training.effective_batch_size",
         got=f"{wanted} {unit}, but {of}",

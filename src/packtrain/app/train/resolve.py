@@ -192,7 +192,9 @@ def _gpus_note(config: RunConfig, world_size: int) -> list[str]:
     if given in (None, world_size):
         return []
     start = f"torchrun --nproc-per-node {given} -m packtrain.cli train ..."
-    return [f"num_gpus is {given}, and this run has {counted(world, 'process', 'processes')}: {start} starts {given}"]
+    return [
+        f"num_gpus is {given}, and this run has {counted(world_size, 'process', 'processes')}: {start} starts {given}"
+    ]
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:
