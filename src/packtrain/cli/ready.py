@@ -14,9 +14,8 @@ from packtrain.core.numbers import counted, decimal, duration, gib, percent
 
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun
-    from packtrain.app.train.run_numbers import RunNumbers
-    from packtrain.app.train.trainer_arguments import Course
     from packtrain.modeling.adapters import TrainedPart
+    from packtrain.runs.derived import Course, RunNumbers
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:
@@ -173,7 +172,7 @@ def _method(ready: ReadyRun) -> str:
 
 def _step(ready: ReadyRun) -> str:
     numbers = ready.numbers
-    processes = counted(numbers.world, "process", "processes")
+    processes = counted(numbers.world_size, "process", "processes")
     passes = f"gradient_accumulation_steps {numbers.micro_batches:,} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
@@ -191,7 +190,7 @@ def _step(ready: ReadyRun) -> str:
 
 def _empty(numbers: RunNumbers) -> str:
     """Micro-batches of a step that no pack is left for."""
-    places = numbers.micro_batches * numbers.world
+    places = numbers.micro_batches * numbers.world_size
     idle = places - numbers.packs_per_step
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
@@ -211,7 +210,7 @@ def _compiler(ready: ReadyRun) -> str:
 def _packing_check(ready: ReadyRun) -> str:
     check = ready.packing_check
     if check is None:
-        waits = ready.run.packing_check and ready.run.shares_weights
+        waits = ready.run.packing_check and ready.run.is_sharded
         return "run by all processes before the first step" if waits else "off (packing_check: false)"
     return "\n".join(check.summary_lines())
 

@@ -127,5 +127,5 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     """(what training changes, the rest), whole and as stored."""
     counts = count(shape, setup)
     whole = states(shape, replace(setup, gpus=1)).weights
-    learned = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
-    return learned, max(whole - learned, 0)
+    trained = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
+    return trained, max(whole - trained, 0)

@@ -45,7 +45,7 @@ _LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
-_FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
+_FACTS: Mapping[str, type] = {"step": int, "world_size": int, "resumable": bool}
 
 Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
 
@@ -56,7 +56,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    world: int  # ranks that wrote it
+    world_size: int  # ranks that wrote it
     resumable: bool  # it has more than weights
     files: Mapping[str, FileSum]
     passed_over: tuple[str, ...] = ()  # newer ones of its folder that cannot be used, and why
@@ -257,7 +257,7 @@ class CheckpointFolder:
         sums.require()
         share_files(saving)
         files = {name: one.plain() for name, one in sums.files.items()}
-        facts = {"step": step, "world": world_size(), "resumable": resumable, "files": files}
+        facts = {"step": step, "world_size": world_size(), "resumable": resumable, "files": files}
         write_json(saving / MARKER, KIND, VERSION, facts, checked=True)
         for path in (*saving.rglob("*"), saving):
             sync(path)
