@@ -173,7 +173,7 @@ def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
     if (method := _text(derived.get("method"))) is not None:
         yield "Method", _method(method, derived)
     if (trained := _trained_parts(derived)) is not None:
-        yield "Trained weights", trained
+        yield "Trainable parameters", trained
     if (data := _data(derived)) is not None:
         yield "Data", data
     if (rates := _rates(derived)) is not None:
