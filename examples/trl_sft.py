@@ -10,8 +10,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from packtrain import DatasetConfig, MultiModalDataset, PackedTrainerMixin, load_model, prepare_model, trainer_arguments
-from packtrain.core.cache_root import cache_dir
-from packtrain.families.model_folder import resolve
+from packtrain.core import cache_dir
+from packtrain.families import resolve_model
 
 
 class ShownNumbers(SFTTrainer):
@@ -44,7 +44,7 @@ def main() -> None:
     model = load_model(options.model)
     prepare_model(model, device=arguments.device)
     data = {"train_dataset": dataset, "data_collator": dataset.get_collator(boundaries=True)}
-    processor = AutoProcessor.from_pretrained(resolve(options.model, cache_dir() / "models"))
+    processor = AutoProcessor.from_pretrained(resolve_model(options.model, cache_dir() / "models"))
     trainer = PackSFTTrainer(model=model, args=arguments, processing_class=processor, **data)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(options.out))
     model.save_pretrained(Path(options.out, "final"), is_main_process=trainer.is_world_process_zero())

@@ -21,7 +21,7 @@ from packtrain.measuring.columns import COST_SCHEMA, MEDIA_SCHEMA
 from packtrain.packing.arrays import STRATEGIES
 from packtrain.packing.pack_plan import CUT_SCHEMA, ENTRY_SCHEMA, PACK_SCHEMA
 from packtrain.predicting.gpus import CATALOGUE
-from packtrain.records.schemas.to_record import SCHEMAS, SchemaOptions
+from packtrain.records.schemas.converters import SCHEMAS, SchemaOptions
 from packtrain.records.source import FORMATS
 from packtrain.reports.study_files import FILES
 

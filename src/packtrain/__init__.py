@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from packtrain.packing.packing_config import PackingConfig as PackingConfig
     from packtrain.packing.schedule import LoaderState as LoaderState
     from packtrain.packing.schedule import Schedule as Schedule
-    from packtrain.records.schemas.to_record import SchemaOptions as SchemaOptions
+    from packtrain.records.schemas.converters import SchemaOptions as SchemaOptions
     from packtrain.training.step_settings import StepSettings as StepSettings
     from packtrain.training.trainer import PackedTrainer as PackedTrainer
 

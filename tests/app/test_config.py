@@ -23,7 +23,7 @@ from packtrain.families.layout import LossOn
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.packing.packing_config import LIMITS, PackingConfig
 from packtrain.packing.schedule import Balance
-from packtrain.records.schemas.to_record import SchemaOptions
+from packtrain.records.schemas.converters import SchemaOptions
 from packtrain.records.source import FORMATS
 from packtrain.records.yaml_text import read_value
 from packtrain.training.step_settings import StepSettings

@@ -36,7 +36,7 @@ def write_run(folder: Path, plan: Path, **about: Any) -> Path:
     facts = {"model": "m", "mode": "packed", "plan": str(plan), "packs_per_step": 5, "seed": 11, **about}
     write_json(folder / "run.json", "run", 1, {"world": 1, "rows_per_batch": 1, "balance": "sorted", **facts})
     step = {"kind": "step", "step": 2, "samples_seen": 30, "loss": 1.25, "step_seconds": 0.5, "mfu": None}
-    warning = {"kind": "warning", "step": 2, "warning": "loss_spike", "found": "a spike", "advice": "look"}
+    warning = {"kind": "warning", "step": 2, "warning": "loss_spike", "message": "a spike", "advice": "look"}
     lines = [{"kind": "metrics", "version": 1}, step, warning, {**step, "step": 3, "loss": "NaN"}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

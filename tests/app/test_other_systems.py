@@ -24,7 +24,7 @@ from packtrain.config.run_config import load_config
 from packtrain.config.sections import ALIASES, KEYS, SECTION_ALIASES, SECTIONS
 from packtrain.config.setup import own_limits, unknown_limits
 from packtrain.core.errors import ConfigError
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.records.open import open_sources
 
@@ -827,7 +827,7 @@ def test_every_name_of_the_page_is_known() -> None:
 
 def test_limits_that_a_model_has_not(tmp_path: Path) -> None:
     """Other systems have one set of limits for every model; what is said in our own keys is meant."""
-    settings = read_settings(str(resolve("tiny:qwen3_vl", tmp_path / "models")))
+    settings = read_settings(str(resolve_model("tiny:qwen3_vl", tmp_path / "models")))
     limits = "max_pixels: 262144\nvideo_max_pixels: 16384\n"
     (tmp_path / "theirs.yaml").write_text(f"stage: sft\n{limits}")
     (tmp_path / "ours.yaml").write_text(limits)
@@ -837,7 +837,7 @@ def test_limits_that_a_model_has_not(tmp_path: Path) -> None:
     ours = load_config(tmp_path / "ours.yaml")
     assert own_limits(ours, settings) == (ours, ())
     assert unknown_limits(ours, settings) == {"video_max_pixels": 16384}
-    takes = read_settings(str(resolve("tiny:qwen2_5_vl", tmp_path / "models")))
+    takes = read_settings(str(resolve_model("tiny:qwen2_5_vl", tmp_path / "models")))
     assert unknown_limits(ours, takes) == {}
 
 

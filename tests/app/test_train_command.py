@@ -28,7 +28,7 @@ from packtrain.app.train.prepare import prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.runs.run_folder import RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import summarise_run
 from packtrain.runs.training_run import read_run
@@ -468,7 +468,12 @@ class TestRun:
 
     @pytest.mark.parametrize(
         ("rate", "given", "code"),
-        [("default", (), 1), ("all", ("data.max_failure_rate=0.5",), 0), ("none", ("data.max_failure_rate=0",), 1)],
+        [
+            ("default", (), 1),
+            ("all", ("data.max_failure_rate=0.5",), 0),
+            ("none", ("data.max_failure_rate=0",), 1),
+            ("fail", ("data.max_failure_rate=0.5", "data.on_error=fail"), 1),
+        ],
     )
     def test_samples_that_cannot_be_decoded_end_a_small_run_too(
         self, run: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str, given: Any, code: int
@@ -489,7 +494,7 @@ class TestRun:
         length = "training.max_steps=5" if rate == "default" else "training.num_train_epochs=1"
         settings = (length, "training.packing_check=false", f"report.out={out}", "report.title=Of my own")
         config.write_text(config.read_text().replace("  max_steps: 3\n", ""))
-        found, _, err = run("train", config, *settings, *given)
+        found, said, err = run("train", config, *settings, *given)
         assert found == code, err
         assert facts_of(tmp_path / "out")["outcome"]["status"] == ("failed" if code else "complete")
         assert (tmp_path / "out" / "final").exists() == (not code)
@@ -497,6 +502,25 @@ class TestRun:
         assert "UserWarning" not in err
         assert "Of my own" in out.read_text()
         assert not (tmp_path / "out" / "report.html").exists()
+        assert ("(4 more could not be decoded)" in said) == (not code)
+        assert facts_of(tmp_path / "out")["outcome"]["undelivered"] > 0
+
+    def test_its_ledger_has_the_entries_of_evaluation(self, run: Run, config: Path, tmp_path: Path) -> None:
+        """Of held-out records not again who is in which part."""
+        for name in ("train", "eval"):
+            with write_chats(tmp_path / f"{name}.jsonl", 20, seed=len(name)).open("a") as more:
+                more.write(json.dumps({"id": f"bad-{name}", "messages": [{"role": "user", "content": "no"}]}) + "\n")
+        settings = ("training.packing_check=false", "data.max_failure_rate=0.5", "training.max_steps=1")
+        code, _, err = run("train", config, *settings, f"data.eval_path={tmp_path / 'eval.jsonl'}", "data.max_packs=1")
+        assert code == 0, err
+        lines = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()]
+        assert sum("eval.jsonl" in line["origin"] for line in lines) == 1, "max_packs leaves none out"
+        assert sum("train.jsonl" in line["origin"] for line in lines) > 1
+        other = f"training.output_dir={tmp_path / 'other'}"
+        code, _, err = run("train", config, *settings, "data.eval_size=0.5", other)
+        assert code == 0, err
+        lines = [json.loads(line) for line in (tmp_path / "other" / "ledger.jsonl").read_text().splitlines()]
+        assert len({line["origin"] for line in lines}) == len(lines) == 12
 
     @pytest.mark.full
     @pytest.mark.parametrize("method", ["lora", "dora", "qlora"])
@@ -583,7 +607,7 @@ class TestBadInput:
         self, run: Run, config: Path, tmp_path: Path
     ) -> None:
         model = tmp_path / "experts"
-        shutil.copytree(resolve("tiny:llama", tmp_path / "models"), model)
+        shutil.copytree(resolve_model("tiny:llama", tmp_path / "models"), model)
         code, _, err = run("train", config, f"model={model}")
         assert (code, "no weights" in err) == (2, True)
         settings = json.loads((model / "config.json").read_text())

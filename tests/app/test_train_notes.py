@@ -74,6 +74,13 @@ class TestSamplesOfAStep:
         assert f"packing_drop_last leaves out {lost} of 40 samples ({lost / 40:.0%})" in warning, "about half"
         assert prepared(config, half[0]).warnings == ()
 
+    def test_the_setting_that_leaves_out_samples_is_named(self, config: Path) -> None:
+        found = prepared(config, "training.packs_per_step=1", "data.max_packs=2")
+        (warning,) = found.warnings
+        lost = 40 - found.numbers.samples
+        assert lost > 2
+        assert f"max_packs 2 leaves out {lost} of 40 samples" in warning
+
     @pytest.mark.parametrize(
         ("names", "system"),
         [

@@ -253,13 +253,21 @@ class TestArguments:
         assert any("there is no data.eval_path" in note for note in without.notes)
 
     def test_the_data_of_evaluation(self) -> None:
-        given = ("eval_path=b.jsonl", "max_eval_samples=9", "packing_drop_last=true", "per_device_eval_batch_size=3")
+        given = ("eval_path=b.jsonl", "max_eval_samples=9", "per_device_eval_batch_size=3")
+        given += ("packing_drop_last=true", "max_packs=2")
         packed, padded = resolved(*given, world=2).evaluation, resolved(*given, "eval_packing=false").evaluation
         assert packed is not None
         assert padded is not None
         assert (packed.max_samples, packed.shuffle, packed.packing, packed.packs_per_step) == (9, False, True, 2)
-        assert packed.packing_drop_last is False, "every sample is evaluated"
+        assert (packed.packing_drop_last, packed.max_packs) == (False, None), "every sample is evaluated"
         assert (padded.packing, padded.rows_per_batch, padded.packs_per_step) == (False, 3, 3)
+
+    def test_processes_wait_longer_for_a_stream(self) -> None:
+        assert resolved().rank_timeout == 120
+        assert resolved("rank_timeout=300").rank_timeout == 300
+        stream = ("data.online=true", "max_steps=5", "data.packing_length=64")
+        assert resolved(*stream).rank_timeout == 1800
+        assert resolved(*stream, "rank_timeout=60").rank_timeout == 60
 
     def test_sharding(self) -> None:
         assert "fsdp" not in resolved("sharding=fsdp").arguments

@@ -36,7 +36,7 @@ from packtrain.bench.printing import show_loader
 from packtrain.cli import bench as commands
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import ConfigError
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.table import COSTS, MEDIA, CostTable
 from packtrain.records.synthetic import picture_chats, write_lines
 
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(resolve(MODEL, tmp_path_factory.mktemp("models")).absolute())
+    return str(resolve_model(MODEL, tmp_path_factory.mktemp("models")).absolute())
 
 
 def config(path: Path, cache: Path, model: str, **settings: Any) -> DatasetConfig:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from packtrain.core.errors import ConfigError, DataError
+from packtrain.core.errors import ConfigError, DataError, InternalError
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
 from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator, sample_offsets
@@ -194,7 +194,7 @@ def test_what_the_encoder_promises_is_checked(collator: Any) -> None:
     collate = collator(TEXT_MODEL, pad_id=0)
     collate([row(good)])
     for change in broken:
-        with pytest.raises(AssertionError, match="a: "):
+        with pytest.raises(InternalError, match="a: "):
             collate([row(_with(good, **change))])
 
 

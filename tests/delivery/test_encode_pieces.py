@@ -14,7 +14,7 @@ import torch
 from encoding import QWEN, SHOWN, TEXTS, medium, pricing, record, request_for
 from PIL import Image
 
-from packtrain.core.errors import ConfigError
+from packtrain.core.errors import ConfigError, InternalError
 from packtrain.core.values import MediaHeader
 from packtrain.delivery.encode.decode import decode_frames
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
@@ -85,7 +85,7 @@ def test_a_piece_behind_the_first_decodes_nothing(media: Path, model: Folder, mo
 @pytest.mark.parametrize("piece", [(0, 12), (12, -1), (0, 10**6), (5, 0)], ids=str)
 def test_a_plan_that_cuts_media_is_our_own_mistake(piece: tuple[int, int], media: Path, model: Folder) -> None:
     encoder = SampleEncoder(request_for(model("qwen3_vl"), media))
-    with pytest.raises(AssertionError, match="r7"):
+    with pytest.raises(InternalError, match="r7"):
         encoder.encode(SHOWN["image"], MediaStore(str(media)), start=piece[0], tokens=piece[1])
 
 

@@ -38,7 +38,7 @@ from packtrain.families.skeleton import Skeletons
 from packtrain.modeling.load import build_model
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.to_record import SchemaOptions, to_record
+from packtrain.records.schemas.converters import SchemaOptions, to_record
 from packtrain.records.source import Entry
 
 pytestmark = pytest.mark.contract

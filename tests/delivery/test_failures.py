@@ -171,7 +171,7 @@ def test_a_ledger_that_lost_lines_is_refused_and_one_in_another_place_is_begun(t
 )
 def test_foreign_states_are_refused(change: dict[str, Any]) -> None:
     watch = FailureCounter()
-    with pytest.raises(ArtifactError, match="failure watch"):
+    with pytest.raises(ArtifactError, match="failure counts"):
         watch.load_state_dict({**watch.state_dict(), **change})
 
 

@@ -29,7 +29,7 @@ from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Filters, Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.open import iter_units, read_unit
-from packtrain.records.schemas.to_record import SchemaOptions
+from packtrain.records.schemas.converters import SchemaOptions
 from packtrain.records.shards.data_files import CachedFiles, LocalFiles
 from packtrain.records.shards.shard_cache import ShardCache
 from packtrain.records.span import Files, Plain

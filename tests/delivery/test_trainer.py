@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -232,8 +233,12 @@ def test_arguments_that_would_lose_data_are_refused(tmp_path: Path, given: dict[
 def test_what_was_left_at_its_default_follows_from_the_schedule(tmp_path: Path) -> None:
     """As other trainers take them; the arguments themselves stay as they are, for another dataset."""
     data, plain = Packs(plan_of(*EPOCHS)), arguments(tmp_path)
-    trainer = PackTrainer(model=Model(), args=plain, train_dataset=data)
+    with pytest.warns(UserWarning, match="per_device_train_batch_size 8 -> 1, gradient_acc"):
+        trainer = PackTrainer(model=Model(), args=plain, train_dataset=data)
     derived = trainer_arguments(data.schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PackTrainer(model=Model(), args=arguments(tmp_path, **derived), train_dataset=data)
     assert {name: getattr(trainer.args, name) for name in derived} == derived
     assert (plain.max_steps, plain.remove_unused_columns, plain.per_device_train_batch_size) == (-1, True, 8)
     steps = [data.schedule.num_steps(epoch) for epoch in range(len(EPOCHS))]

@@ -16,8 +16,8 @@ import pytest
 import packtrain
 from packtrain.core.errors import ConfigError
 from packtrain.families import registry
-from packtrain.families.family import Family
-from packtrain.families.model_folder import resolve
+from packtrain.families.family import Family, Rule, TextOnly
+from packtrain.families.model_folder import resolve_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "extending.md"
 NAME = "vip_llava"
@@ -42,9 +42,9 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Family]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, registry.Registered]:
     """The families of users in this process, none to begin with."""
-    found: dict[str, Family] = {}
+    found: dict[str, registry.Registered] = {}
     monkeypatch.setattr(registry, "_registered", found)
     return found
 
@@ -56,10 +56,10 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
 
 
-def test_without_its_module_the_family_is_not_known(registered: dict[str, Family]) -> None:
+def test_without_its_module_the_family_is_not_known(registered: dict[str, registry.Registered]) -> None:
     assert registry.find_family("vipllava") is None
     with pytest.raises(ConfigError, match="an unknown family"):
-        resolve("tiny:vipllava", Path("nowhere"))
+        resolve_model("tiny:vipllava", Path("nowhere"))
 
 
 def test_measure_pack_verify_and_train(outside: Path) -> None:
@@ -96,7 +96,7 @@ def test_measure_pack_verify_and_train(outside: Path) -> None:
     assert any(json.loads(line).get("step") == 2 for line in lines)
 
 
-def test_another_source_is_another_family(outside: Path, registered: dict[str, Family]) -> None:
+def test_another_source_is_another_family(outside: Path, registered: dict[str, registry.Registered]) -> None:
     """Costs follow from the module's text: a table of another one is not taken for the same."""
     from packtrain.app.measure import make_request
     from packtrain.config.dataset_config import DatasetConfig
@@ -119,30 +119,39 @@ def test_another_source_is_another_family(outside: Path, registered: dict[str, F
         sys.modules.pop(NAME, None)
 
 
-def test_built_in_names_are_not_replaced(registered: dict[str, Family]) -> None:
+def test_built_in_names_are_not_replaced(registered: dict[str, registry.Registered]) -> None:
     for name in ("qwen3_vl", "llama", "bamba"):
         with pytest.raises(ConfigError, match="already supports"):
             packtrain.register_family(Family(model_type=name))
     assert not registered
 
 
-def test_two_modules_cannot_register_one_name(registered: dict[str, Family]) -> None:
-    rules = [type("Rule", (), {"__module__": name}) for name in ("one", "other", "one")]
-    packtrain.register_family(Family(model_type="new", rule=rules[0]))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="two families of this name, from one and other"):
-        packtrain.register_family(Family(model_type="new", rule=rules[1]))  # type: ignore[arg-type]
-    packtrain.register_family(Family(model_type="new", rule=rules[2]))  # type: ignore[arg-type]  # imported again
-    assert registered["new"].rule is rules[2]
+def test_two_modules_cannot_register_one_name(registered: dict[str, registry.Registered]) -> None:
+    """Whatever the family says: a rule may be another module's, or none."""
+
+    def register(module: str, rule: type[Rule] | None) -> Family:
+        family = Family(model_type="new", rule=rule)
+        exec("packtrain.register_family(family)", {"__name__": module, "packtrain": packtrain, "family": family})
+        return family
+
+    for rule in (None, TextOnly):
+        registered.clear()
+        register("one", rule)
+        assert registry.plugins_for((), "new") == ("one",)
+        with pytest.raises(ConfigError, match="two families of this name, from one and other"):
+            register("other", rule)
+        again = register("one", rule)  # imported again
+        assert registry.find_family("new") is again
 
 
-def test_media_need_a_small_image(registered: dict[str, Family]) -> None:
+def test_media_need_a_small_image(registered: dict[str, registry.Registered]) -> None:
     from packtrain.families.family import BatchContract
 
     with pytest.raises(ConfigError, match="no small_image"):
         packtrain.register_family(Family(model_type="new", contract=BatchContract(media={"pixel_values": "rows"})))
 
 
-def test_a_family_names_the_submodules_of_its_model(registered: dict[str, Family]) -> None:
+def test_a_family_names_the_submodules_of_its_model(registered: dict[str, registry.Registered]) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from packtrain.families import ModuleNames
     from packtrain.modeling.model_parts import model_parts, part_of_weight
@@ -172,18 +181,21 @@ def test_a_family_names_the_submodules_of_its_model(registered: dict[str, Family
 
 
 def test_an_installed_entry_point_is_loaded_when_it_is_asked_for(
-    registered: dict[str, Family], monkeypatch: pytest.MonkeyPatch
+    registered: dict[str, registry.Registered], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, loaded = Family(model_type="installed"), []
 
     def point(name: str, found: Any) -> Any:
-        return SimpleNamespace(name=name, value=f"package:{name}", load=lambda: loaded.append(name) or found)
+        return SimpleNamespace(
+            name=name, value=f"package:{name}", module="package", load=lambda: loaded.append(name) or found
+        )
 
     points = {"installed": point("installed", family), "llama": point("llama", family), "odd": point("odd", "text")}
     monkeypatch.setattr(registry, "_entry_points", lambda: points)
     assert registry.find_family("llama") is not family
     assert not loaded
     assert registry.find_family("installed") is family
+    assert registry.plugins_for((), "installed") == ("package",)
     with pytest.raises(ConfigError, match="a str instead of"):
         registry.find_family("odd")
 

@@ -19,7 +19,7 @@ from packtrain.measuring.measurement import Policy, run_measurement
 from packtrain.measuring.request import Request
 from packtrain.measuring.work import Task, work_items
 from packtrain.records.open import open_sources
-from packtrain.records.schemas.to_record import SchemaOptions
+from packtrain.records.schemas.converters import SchemaOptions
 
 UNITS = 12
 # Its first call on the record r3 ends the process; the marker file says that it has happened.

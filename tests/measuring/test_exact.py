@@ -32,8 +32,10 @@ from packtrain.core.errors import ConfigError, DriftError
 from packtrain.core.values import MediaLimits
 from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.families import tiny
+from packtrain.families.encoder import RecordEncoder
 from packtrain.families.family import Run
 from packtrain.families.internvl.rule import InternVL
+from packtrain.families.layout import Layouter
 from packtrain.families.qwen_vl.rule import Qwen2VL
 from packtrain.families.settings import read_settings
 from packtrain.families.skeleton import Skeletons
@@ -42,7 +44,7 @@ from packtrain.measuring.request import Request
 from packtrain.measuring.table import CostTable
 from packtrain.records.media import MediaStore
 from packtrain.records.open import iter_units, open_sources, read_unit
-from packtrain.records.schemas.to_record import SchemaOptions, to_record
+from packtrain.records.schemas.converters import SchemaOptions, to_record
 
 pytestmark = pytest.mark.contract
 QUICK, MANY, TRUE_SIZE = 24, 120, 12
@@ -310,6 +312,34 @@ def test_media_that_end_elsewhere_are_noticed(tmp_path: Path, monkeypatch: pytes
     unchecked = packtrain.measure(data, model=str(folder), out=tmp_path / "unchecked", workers=1, check=0)
     assert (unchecked.column("tail_tokens") - right.column("tail_tokens")).tolist() == [0, -1, 0]
     assert unchecked.column("tokens").tolist() == right.column("tokens").tolist()
+
+
+def test_other_tokens_of_the_same_number_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image on the other side of its markers, and a text with other words: every count is right."""
+    data, folder = small_dataset(tmp_path), tiny.write("internvl", tmp_path / "model")
+    expand, expanded = InternVL.image, Layouter.expanded
+
+    def swapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        expansion = expand(self, *args, **kwargs)
+        opening, run, end = expansion.pieces
+        return replace(expansion, pieces=(end, run, opening))
+
+    def other_words(self: Any, *args: Any, **kwargs: Any) -> Any:
+        layout = expanded(self, *args, **kwargs)
+        return replace(layout, text=layout.text.replace("who?", "who!"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InternVL, "image", swapped)
+        with pytest.raises(DriftError, match=r"(?s)record r1 .*token \d+ is \d+ from the real processor"):
+            packtrain.measure(data, model=str(folder), out=tmp_path / "wrong", workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Layouter, "expanded", other_words)
+        with pytest.raises(DriftError, match=r"(?s)record r0 .*token \d+ is \d+ from the real processor"):
+            packtrain.measure(data, model=str(folder), out=tmp_path / "words", workers=1)
+    monkeypatch.setattr(RecordEncoder, "token_ids", lambda *_: None)
+    counted = packtrain.measure(data, model=str(folder), out=tmp_path / "counted", workers=1)
+    note = "the token ids of 3 could not be compared, only their numbers"
+    assert counted.summary.check == DriftCheck(records=3, note=note)
 
 
 # ---- families without a rule

@@ -67,6 +67,14 @@ def test_unchanged_inputs_measure_nothing(place: Place) -> None:
     assert len(second.table) == len(first.table) == 30
 
 
+def test_a_table_follows_the_rules_and_not_the_release(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.measure()
+    monkeypatch.setattr("packtrain.__version__", "99.0")
+    assert place.measure().reused
+    monkeypatch.setattr("packtrain.measuring.request.RULES_VERSION", 99)
+    assert names(place.measure()) == {"rules"}
+
+
 def test_touched_data_are_measured_again(place: Place) -> None:
     place.measure()
     before = hashes(place.out)

@@ -17,7 +17,7 @@ from packtrain.core.values import Media, MediaHeader, MediaRef, Message, Part, R
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encode import Decoded, SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.request import Request
 from packtrain.modeling.load import build_model
 from packtrain.records.source import SourceSpec
@@ -36,7 +36,7 @@ PAD_ID = 0
 
 @cache
 def folder(family: str) -> Path:
-    made = resolve(f"tiny:{family}", Path(mkdtemp(prefix="tiny-models-")))
+    made = resolve_model(f"tiny:{family}", Path(mkdtemp(prefix="tiny-models-")))
     return shrink(made, 8) if family in TILED else made
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from packtrain.core.errors import ConfigError
 from packtrain.families import tiny
-from packtrain.families.model_folder import known_as, resolve
+from packtrain.families.model_folder import known_as, resolve_model
 from packtrain.modeling.load import build_model
 
 TEXT_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "gemma3_text", "nanovlm")
@@ -262,7 +262,7 @@ def test_unknown_family_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'tiny:qwen3_vl'"):
         tiny.write("qwen3-vl", tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'tiny:qwen3_vl'"):
-        resolve("tiny:qwen3vl", tmp_path)
+        resolve_model("tiny:qwen3vl", tmp_path)
 
 
 def test_nanovlm_has_no_model_yet(folders: dict[str, Path]) -> None:
@@ -277,19 +277,19 @@ def test_building_from_a_folder_without_config_says_so(tmp_path: Path) -> None:
 
 def test_resolve_writes_a_tiny_model_once(tmp_path: Path, folders: dict[str, Path]) -> None:
     cache = tmp_path / "cache"
-    folder = resolve("tiny:qwen2", cache)
+    folder = resolve_model("tiny:qwen2", cache)
     assert digest(folder) == digest(folders["qwen2"])
     stamp = (folder / "config.json").stat().st_mtime_ns
     (folder / "mark").touch()
-    assert resolve("tiny:qwen2", cache) == folder
+    assert resolve_model("tiny:qwen2", cache) == folder
     assert (folder / "mark").exists()
     assert (folder / "config.json").stat().st_mtime_ns == stamp
-    assert resolve("tiny:qwen3", cache) != folder
+    assert resolve_model("tiny:qwen3", cache) != folder
     assert sorted(path.name[:10] for path in cache.iterdir()) == ["tiny-qwen2", "tiny-qwen3"]
 
 
 def test_a_resolved_folder_is_known_by_its_name_again(tmp_path: Path) -> None:
-    assert known_as(resolve("tiny:qwen3_vl", tmp_path)) == "tiny:qwen3_vl"
+    assert known_as(resolve_model("tiny:qwen3_vl", tmp_path)) == "tiny:qwen3_vl"
     snapshot = tmp_path / "models--Qwen--Qwen3-VL-2B-Instruct" / "snapshots" / "89fe1c0"
     assert known_as(snapshot) == "Qwen/Qwen3-VL-2B-Instruct"
     for own in ("tiny-mine-0123456789ab", "model", "models--a--b"):
@@ -298,10 +298,10 @@ def test_a_resolved_folder_is_known_by_its_name_again(tmp_path: Path) -> None:
 
 
 def test_resolve_never_reuses_a_folder_of_other_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = resolve("tiny:qwen2", tmp_path)
+    first = resolve_model("tiny:qwen2", tmp_path)
     original = tiny._files
     monkeypatch.setattr(tiny, "_files", lambda family: {**original(family), "config.json": b"{}"})
-    second = resolve("tiny:qwen2", tmp_path)
+    second = resolve_model("tiny:qwen2", tmp_path)
     assert first != second
     assert (second / "config.json").read_bytes() == b"{}"
 
@@ -312,7 +312,7 @@ def test_resolve_survives_another_process_being_faster(tmp_path: Path, monkeypat
         raise OSError("directory not empty")
 
     monkeypatch.setattr(os, "replace", beaten)
-    folder = resolve("tiny:llama", tmp_path)
+    folder = resolve_model("tiny:llama", tmp_path)
     assert (folder / "tokenizer.json").is_file()
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -323,17 +323,17 @@ def test_resolve_leaves_nothing_behind_when_it_cannot_finish(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="no space"):
-        resolve("tiny:llama", tmp_path)
+        resolve_model("tiny:llama", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_resolve_returns_local_folders_and_refuses_what_is_not_there(tmp_path: Path) -> None:
-    assert resolve(str(tmp_path), tmp_path / "cache") == tmp_path
+    assert resolve_model(str(tmp_path), tmp_path / "cache") == tmp_path
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigError, match="no folder of that name"):
-        resolve(str(tmp_path / "absent"), tmp_path)
+        resolve_model(str(tmp_path / "absent"), tmp_path)
     with pytest.raises(ConfigError, match="did you mean tiny:qwen3_vl"):
-        resolve("qwen3_vl", tmp_path)
+        resolve_model("qwen3_vl", tmp_path)
 
 
 def test_hub_models_come_without_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_hub_models_come_without_weights(tmp_path: Path, monkeypatch: pytest.Mon
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", downloaded)
-    assert resolve("org/model-2B", tmp_path / "cache") == tmp_path
+    assert resolve_model("org/model-2B", tmp_path / "cache") == tmp_path
     name, *patterns = asked
     assert name == "org/model-2B"
     for wanted in ("tokenizer.json", "tokenizer.model", "chat_template.jinja", "merges.txt", "processor_config.json"):
@@ -365,4 +365,4 @@ def test_a_hub_that_cannot_be_reached_names_the_ways_out(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ConfigError, match=r"(?s)org/model.*cannot reach the hub.*local model folder.*tiny:"):
-        resolve("org/model", tmp_path)
+        resolve_model("org/model", tmp_path)

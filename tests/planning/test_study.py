@@ -17,7 +17,7 @@ from packtrain.app.measure import measure
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import percent
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.planning.configs import MOVED
 from packtrain.planning.question import Baseline
 from packtrain.planning.study import StudyOutcome, StudyProgress
@@ -395,7 +395,7 @@ def test_a_measured_dataset_shows_what_smaller_images_would_save(tmp_path: Path)
     data = write_dataset(tmp_path / "data", pictures=24)
     model = "tiny:qwen3_vl"
     table = measure(data, model=model, out=tmp_path / "costs", workers=1, check=0, max_failure_rate=0.9)
-    shape = read_shape(resolve(model, tmp_path / "models"))
+    shape = read_shape(resolve_model(model, tmp_path / "models"))
     baseline = Baseline(effective_batch_size=8)
     result = study_of(table, shape=shape, model=model, gpu="l4", gpus=2, baseline=baseline, base=table.user_config)
     check(result)

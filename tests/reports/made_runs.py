@@ -177,13 +177,13 @@ WARNINGS = (
     EarlyWarning(
         kind="grad_norm",
         step=57,
-        found="gradient norm 81.2, 40 times its median of 2.0",
+        message="gradient norm 81.2, 40 times its median of 2.0",
         advice="lower training.learning_rate, or set training.max_grad_norm",
     ),
     EarlyWarning(
         kind="data_bound",
         step=90,
-        found="12 % of the last 50 steps went into waiting for data",
+        message="12 % of the last 50 steps went into waiting for data",
         advice="raise training.dataloader_num_workers",
     ),
 )

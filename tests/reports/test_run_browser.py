@@ -23,10 +23,10 @@ COLUMN = """(async () => {
 })()"""
 
 
-@pytest.fixture(scope="module", params=["one", "both", "long names", "begun"])
+@pytest.fixture(scope="module", params=["one", "both", "long names", "just started"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pages")
-    if request.param == "begun":
+    if request.param == "just started":
         return write_run_report(write_run(root / "run", Made(steps=0)))
     model = "x" * 300 if request.param == "long names" else "tiny:qwen2_5_vl"
     first = write_run(root / ("a" * (100 if model[0] == "x" else 1)), Made(model=model, warnings=WARNINGS))

@@ -229,7 +229,7 @@ def test_names_and_texts_from_data_never_become_markup(tmp_path: Path) -> None:
         rates={EVIL: np.array([1e-4, 1e-4])},
         name=EVIL,
         about=About(model=EVIL, mode=EVIL, plan=EVIL, derived={EVIL: EVIL}, outcome={"status": EVIL}),
-        warnings=(EarlyWarning(step=1, kind=EVIL, found=EVIL, advice=EVIL),),
+        warnings=(EarlyWarning(step=1, kind=EVIL, message=EVIL, advice=EVIL),),
         evaluations=(EvalMetrics(step=1, epoch=1.0, eval_loss=1.0, samples_seen=0),),
         ledger={EVIL: 3},
         config=f"a: '{EVIL}'\n# {EVIL}",

@@ -44,8 +44,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_warnings_come_with_kind_and_advice(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", Made(steps=100, warnings=WARNINGS)))
-    assert [(one.step, one.kind, one.found, one.advice) for one in run.warnings] == [
-        (one.step, one.kind, one.found, one.advice) for one in WARNINGS
+    assert [(one.step, one.kind, one.message, one.advice) for one in run.warnings] == [
+        (one.step, one.kind, one.message, one.advice) for one in WARNINGS
     ]
 
 

@@ -13,7 +13,7 @@ from small_run import dataset, model_of, shared, trainer_of
 from packtrain.core.errors import MemoryLimitError
 from packtrain.delivery.collate.batch_values import BatchInfo
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
@@ -93,7 +93,7 @@ def test_in_proportion_to_what_was_asked_for() -> None:
 
 
 def test_by_the_memory_model() -> None:
-    shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
+    shape = read_shape(resolve_model("tiny:qwen3_vl", shared() / "models"))
     setup = TrainingSetup(weights_dtype="fp32")
     live = ModelPrediction(shape=shape, setup=setup, gpu=find_gpu("h200"))
     needed = live.memory_bytes([batch_load(BATCH)])  # what the meter expects of this batch, without the framework
@@ -105,7 +105,7 @@ def test_by_the_memory_model() -> None:
 
 
 def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
-    shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
+    shape = read_shape(resolve_model("tiny:qwen3_vl", shared() / "models"))
     setup = TrainingSetup(weights_dtype="fp32")
     own = batch_load(BATCH)
     heavy = replace(own, patches=10 * own.patches, squared_patches=100 * own.squared_patches)
@@ -126,7 +126,7 @@ def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
 
 
 def test_padded_batches_get_fewer_rows_and_not_a_longer_length() -> None:
-    shape = read_shape(resolve("tiny:qwen3_vl", shared() / "models"))
+    shape = read_shape(resolve_model("tiny:qwen3_vl", shared() / "models"))
     setup = TrainingSetup(weights_dtype="fp32", attention="sdpa")
     lengths = (16_000, *(8000,) * 7)
     rows = BatchInfo(

@@ -394,6 +394,22 @@ def test_two_ranks_make_one_step(tmp_path: Path) -> None:
     assert (second.samples_seen, second.tokens_seen) == (10, 100)
 
 
+def test_ranks_agree_on_the_order_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[float]] = []
+
+    def all_gather(parts: list[torch.Tensor], vector: torch.Tensor, group: object) -> None:
+        sent.append(vector.tolist())
+        for part in parts:
+            part.copy_(vector)
+
+    monkeypatch.setattr(dist, "all_gather", all_gather)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo")
+    meter = StepMeter(world=2)
+    assert meter._gather({"tokens": 1.0, "images": 2.0})[1] == {"tokens": 1.0, "images": 2.0}
+    meter._gather({"images": 2.0, "tokens": 1.0})
+    assert sent[0] == sent[1], "sets of names are in another order in every process"
+
+
 def test_nothing_here_needs_transformers() -> None:
     code = """
 import sys

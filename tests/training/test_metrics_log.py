@@ -21,7 +21,7 @@ from packtrain.runs.metrics_log import MetricsLog, read_metrics
 from packtrain.runs.step_metrics import STEP_KEYS, StepMetrics, flat, to_plain
 from packtrain.runs.training_run import read_run
 
-WARNING = EarlyWarning(kind="loss_spike", step=2, found="NaN", advice="größer, \ud800")
+WARNING = EarlyWarning(kind="loss_spike", step=2, message="NaN", advice="größer, \ud800")
 
 
 def write(path: Path, steps: int) -> None:
@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     found = read_metrics(tmp_path / "metrics.jsonl")
     assert found.steps == tuple(step_of(step) for step in (1, 2, 3))
     assert found.evaluations == (eval_of(2, 1.5),)
-    assert [one.found for one in found.warnings] == ["NaN"]  # a text, not a number
+    assert [one.message for one in found.warnings] == ["NaN"]  # a text, not a number
     assert found.unreadable == 0
     assert lines(tmp_path / "metrics.jsonl")[0] == {"kind": "metrics", "version": 1}
     assert [line["kind"] for line in lines(tmp_path / "metrics.jsonl")[1:]] == [

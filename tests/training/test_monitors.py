@@ -159,7 +159,7 @@ CASES: dict[str, tuple[list[History], list[History]]] = {
         [shaking(120, 0.009, 0.03), shaking_norm(120, 0.02, 0.8)],
         [shaking(120, 0.011, 0.03), shaking(120, 0.002, 0.015), shaking(80, 0.009, 0.03), shaking_norm(120, 0.02, 0.2)],
     ),
-    "time_apart": (
+    "time_mismatch": (
         [every(30, predicted_seconds=1.5), every(30, predicted_seconds=2.7)],
         [
             every(30, predicted_seconds=1.65),
@@ -168,7 +168,7 @@ CASES: dict[str, tuple[list[History], list[History]]] = {
             [*every(3, step_seconds=60.0), *every(15)],
         ],
     ),
-    "memory_apart": (
+    "memory_mismatch": (
         [
             every(30, predicted_memory_bytes=GIB * 107 // 2),
             every(30, predicted_memory_bytes=67 * GIB),
@@ -196,7 +196,7 @@ def test_a_kind_is_raised_where_it_should_be(kind: str) -> None:
         found = [warning for warning in warnings_of(history) if warning.kind == kind]
         assert found, f"history {number}"
         assert all(later.step - one.step >= 200 for one, later in pairwise(found)), "it is repeated"
-        assert found[0].found
+        assert found[0].message
         assert found[0].advice
 
 
@@ -240,7 +240,7 @@ def test_noise_hardly_ever_raises_a_warning(noise: float) -> None:
 def test_a_step_without_loss_is_named_as_the_cause() -> None:
     found = warnings_of(after(40, UNTAUGHT, UNTAUGHT))
     assert [warning.kind for warning in found] == ["gradient_zero"], "neither a spike nor a broken loss"
-    assert "the step has no supervised tokens" in found[0].found
+    assert "the step has no supervised tokens" in found[0].message
     assert "overlong" in found[0].advice
 
 
@@ -261,7 +261,7 @@ def test_unequal_ranks_are_told_from_unequal_work() -> None:
     (machine,) = warnings_of(every(30, **UNEQUAL, work_spread=1.01))
     assert "packs_per_step" in plan.advice
     assert "rank 1" in machine.advice
-    assert "in 20 of 20 steps it was rank 1" in machine.found
+    assert "in 20 of 20 steps it was rank 1" in machine.message
 
 
 def test_a_new_process_may_take_its_time() -> None:
@@ -319,25 +319,28 @@ def test_a_rule_that_fails_is_one_warning_that_names_it(monkeypatch: pytest.Monk
     assert {one.kind for one in found} == {"data_bound", "loss_not_finite"}, "the others go on"
     failed = [one for one in found if one.kind == "data_bound"]
     assert len(failed) == 1
-    assert "this check failed: ZeroDivisionError: float division by zero" in failed[0].found
+    assert "this check failed: ZeroDivisionError: float division by zero" in failed[0].message
 
 
 def test_slow_rules_that_fail_do_not_end_a_run() -> None:
     monitors = Monitors(MonitorLimits(plateau_samples=1, plateau_steps=1))  # one loss has no variance
     found = warnings_of(healthy(5), monitors)
-    assert [(one.kind, "StatisticsError" in one.found) for one in found] == [("plateau", True)]
+    assert [(one.kind, "StatisticsError" in one.message) for one in found] == [("plateau", True)]
 
 
 def test_a_loss_of_exactly_nothing_before_a_jump() -> None:
     found = warnings_of([*every(20, loss=0.0), step_of(21, loss=0.5)])
-    said = [one.found for one in found if one.kind == "loss_spike"]
+    said = [one.message for one in found if one.kind == "loss_spike"]
     assert said == ["the loss is 0.5, above the 0 before"]
 
 
 def test_no_rule_fails_whatever_the_numbers_are() -> None:
     draw = random.Random(5)
     odd = (0.0, 1e-320, 3e38, -3e38, 1.0, math.nan, math.inf, -math.inf, 2.5)  # as far as fp32 reaches
-    for limits in (MonitorLimits(), MonitorLimits(window=1, fewest=1, timing_window=1, settling_steps=0, cooldown=1)):
+    for limits in (
+        MonitorLimits(),
+        MonitorLimits(window=1, min_steps=1, timing_window=1, timing_warmup_steps=0, cooldown=1),
+    ):
         for _ in range(6):
             few = draw.sample(odd, 3)
             history = [
@@ -357,4 +360,4 @@ def test_no_rule_fails_whatever_the_numbers_are() -> None:
                 for step in range(1, 250)
             ]
             found = warnings_of(history, Monitors(limits))
-            assert [one for one in found if "this check failed" in one.found] == []
+            assert [one for one in found if "this check failed" in one.message] == []

@@ -13,7 +13,7 @@ from rich.console import Console
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.training.progress import RemainingTime, TrainingProgress
 
-WARNING = EarlyWarning(kind="data_bound", step=7, found="[red]12 %[/red] was waiting", advice="more workers")
+WARNING = EarlyWarning(kind="data_bound", step=7, message="[red]12 %[/red] was waiting", advice="more workers")
 
 
 class Clock:

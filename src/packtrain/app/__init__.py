@@ -6,3 +6,19 @@ several in a row: `measure`, `pack`, `plan`, `train.train`, `verify`, `calibrate
 for what was made before (`reuse`), runs a stage and says what was done. `cache` lists and clears what the stages
 stored; `inspect_plan` and `inspect_batch` look into a plan, a pack and a step.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packtrain.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from packtrain.app.calibrate import CalibrationOutcome as CalibrationOutcome
+    from packtrain.app.datasets import DatasetSummary as DatasetSummary
+    from packtrain.app.datasets import MultiModalDataset as MultiModalDataset
+    from packtrain.app.datasets import MultiModalIterableDataset as MultiModalIterableDataset
+    from packtrain.app.pack import PackOutcome as PackOutcome
+    from packtrain.app.train.outcome import TrainOutcome as TrainOutcome
+
+__getattr__, __dir__, __all__ = lazy_names(__name__)

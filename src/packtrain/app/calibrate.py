@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
-from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import known_config, known_shapes
 from packtrain.predicting.calibration import (
     Calibration,
@@ -341,7 +341,7 @@ def model_config(name: str) -> Mapping[str, Any]:
         return known_config(name)
     if not name.startswith(PREFIX) and not Path(name).expanduser().is_dir():
         known_config(name)  # says which there are
-    path = resolve(name, cache_dir() / "models") / "config.json"
+    path = resolve_model(name, cache_dir() / "models") / "config.json"
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:

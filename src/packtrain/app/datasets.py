@@ -24,7 +24,7 @@ from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.measure_summary import EntryCounts, data_notes
 from packtrain.measuring.table import CostTable
 from packtrain.packing.online import OnlineSchedule
@@ -454,7 +454,7 @@ def _context(config: DatasetConfig) -> int:
     """The packing length; by default the context length of the model."""
     if config.packing_length is not None:
         return config.packing_length
-    return read_shape(resolve(config.model_name, cache_dir() / "models")).language.context_length
+    return read_shape(resolve_model(config.model_name, cache_dir() / "models")).language.context_length
 
 
 def _register(cls: type) -> None:

@@ -252,7 +252,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         world=world,
         packs=packs,
         logged=_logged_values(training_run, step),
-        warnings=tuple(f"{one.kind}: {one.found}" for one in training_run.warnings if one.step == step),
+        warnings=tuple(f"{one.kind}: {one.message}" for one in training_run.warnings if one.step == step),
     )
 
 

@@ -18,7 +18,7 @@ from packtrain.core.fingerprint import digest
 from packtrain.delivery.encode.from_transformers import finished_tokenizer, packing_notes
 from packtrain.delivery.encode.processor import load_reference
 from packtrain.families.chat_template import unused_note
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.registry import load_rule, plugins_for, require_processor_files
 from packtrain.families.settings import read_settings
 from packtrain.measuring.engines import Engine, InProcess, LocalProcesses, RayCluster
@@ -118,7 +118,7 @@ def make_request(config: DatasetConfig, *, streaming: bool | None = False) -> Re
     if config.part == "eval":  # every record once, however often its source is trained on
         specs = [replace(spec, repeats=None, weight=None) for spec in specs]
     draws = any(spec.max_samples for spec in specs)
-    model = resolve(config.model_name, cache_dir() / "models").absolute()
+    model = resolve_model(config.model_name, cache_dir() / "models").absolute()
     return Request(
         specs=tuple(specs),
         model=str(model),

@@ -30,7 +30,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.secrets import has_secrets, secret_settings, without_secrets
 from packtrain.core.user_code import without_folder
 from packtrain.delivery.encode.from_transformers import packing_notes
-from packtrain.families.model_folder import known_as, resolve
+from packtrain.families.model_folder import known_as, resolve_model
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
 from packtrain.measuring.table import CostTable
@@ -225,7 +225,7 @@ def _model(table: CostTable, given: str | None) -> tuple[str, Path, ModelShape]:
     if not name:
         raise ConfigError("model", got="none", expected="a model folder, a hub name or tiny:FAMILY")
     try:
-        folder = resolve(name, cache_dir() / "models")
+        folder = resolve_model(name, cache_dir() / "models")
         return name, folder, read_shape(folder)
     except ConfigError as error:
         if given:

@@ -15,7 +15,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.from_transformers import finished_tokenizer, model_contract
 from packtrain.families.contracts import contract_for
 from packtrain.families.layout import LossOn
-from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import load_plugins, plugins_for
 from packtrain.measuring.request import Request
 
@@ -78,7 +78,7 @@ def verify(
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
     from packtrain.verifying.verification import long_rows, unreached_note, verify_model
 
-    folder = shaped_folder(resolve(model, cache_dir() / "models").absolute(), shape)
+    folder = shaped_folder(resolve_model(model, cache_dir() / "models").absolute(), shape)
     request = Request(
         specs=_sources(data, media_root, dataset_format) if data is not None else (),
         model=str(folder),

@@ -29,7 +29,7 @@ from packtrain.bench.printing import column
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.records.synthetic import picture_chats, write_lines
 
 PACK = 4_096  # tokens of a pack where speed is measured
@@ -110,7 +110,7 @@ def bench_loader(
     progress: Callable[[str], None] = lambda _: None,
 ) -> LoaderResult:
     """All comparisons, on data made for them; `rows` are those of the larger of two datasets."""
-    folder = str(resolve(model, cache_dir() / "models").absolute())
+    folder = str(resolve_model(model, cache_dir() / "models").absolute())
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)

@@ -20,7 +20,7 @@ from packtrain.bench.host import timed, tree_memory
 from packtrain.bench.printing import column
 from packtrain.core.cache_root import cache_dir
 from packtrain.delivery.encode.processor import RealProcessor, load_reference
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.columns import UnitRows
 from packtrain.measuring.measurer import FamilyRule, Measurer
 from packtrain.measuring.request import Request
@@ -82,7 +82,7 @@ class MeasureResult:
 def bench_measure(*, records: int, workers: int, memory_sizes: list[int], model: str) -> MeasureResult:
     """All three comparisons; numbers are medians over interleaved rounds."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    folder = str(resolve(model, cache_dir() / "models").absolute())
+    folder = str(resolve_model(model, cache_dir() / "models").absolute())
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         write_pictures(root)

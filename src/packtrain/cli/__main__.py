@@ -1,6 +1,6 @@
 """`python -m packtrain.cli`."""
 
-from packtrain.cli.main import main
+from packtrain.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -212,10 +212,11 @@ def show_outcome(outcome: TrainOutcome, console: Terminal, again: str) -> None:
         if ended.tokens_per_second is not None
         else ""
     )
+    lost = f" ({ended.undelivered:,} more could not be decoded)" if ended.undelivered else ""
     why = f" ({escape(ended.detail)})" if ended.status == "complete" and ended.detail else ""
     console.print(
         f"[bold]{ended.status}[/]{why}: step {ended.step:,} of {ended.steps:,}{loss}{evaluated}, "
-        f"{counted(ended.samples_seen, 'sample')} in {duration(ended.seconds)}{speed}"
+        f"{counted(ended.samples_seen, 'sample')}{lost} in {duration(ended.seconds)}{speed}"
     )
     for problem in outcome.problems:
         console.print(f"[yellow]{escape(problem)}[/]")

@@ -165,6 +165,7 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
         balance=None,
         rows_per_batch=1 if packing else size,
         packing_drop_last=None,  # every sample is evaluated
+        max_packs=None,
         packs_per_step=world * (1 if packing else size),  # a batch for every process
         **_pack_length(config)[0],
     )

@@ -21,7 +21,7 @@ from packtrain.families.registry import load_plugins
 from packtrain.measuring.request import Filters
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Balance
-from packtrain.records.schemas.to_record import SchemaOptions
+from packtrain.records.schemas.converters import SchemaOptions
 
 LONGEST_DEFAULT = 32_000  # tokens of a pack where the model could take more
 _SCHEMA = tuple(one.name for one in fields(SchemaOptions))

@@ -19,7 +19,7 @@ from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.values import MediaLimits
 from packtrain.families.family import ProcessorSettings
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.registry import load_rule
 from packtrain.families.settings import read_settings
 from packtrain.modeling.model_settings import ModelSettings
@@ -239,7 +239,7 @@ def check_tiles(config: RunConfig) -> tuple[str, ...]:
 
 def _tile(name: str) -> dict[str, object]:
     """The tile settings in a model's own files."""
-    settings = read_settings(str(resolve(name, cache_dir() / "models")))
+    settings = read_settings(str(resolve_model(name, cache_dir() / "models")))
     side = settings.image.get("max_image_size")
     sizes = {
         "vit_img_size": side.get("longest_edge") if isinstance(side, Mapping) else settings.config.get("vit_img_size"),

@@ -31,6 +31,7 @@ from packtrain.config.keys import (
 from packtrain.runs.early_warnings import MAY_BE_ZERO, MonitorLimits
 
 KEPT_CHECKPOINTS = 2
+RANK_TIMEOUT, STREAM_RANK_TIMEOUT = 120, 1800  # a stream may stop for minutes
 _MONITORED = ((COUNT, WHOLE), (POSITIVE, AMOUNT))
 MONITOR_LIMITS: Mapping[str, Key] = {
     one.name: Key(
@@ -124,6 +125,11 @@ class StepSection(Section):
     )
     master_weights: bool | None = key(
         FLAG, "Keep and update fp32 copies of the weights in the optimizer.", shown="true for bf16 trainable parameters"
+    )
+    rank_timeout: int | None = key(
+        COUNT,
+        "Seconds after which all processes end when one falls behind the others, such as while its data do not come.",
+        shown=f"{RANK_TIMEOUT}; with data.online {STREAM_RANK_TIMEOUT}",
     )
     logging_dir: str | None = key(
         WORD, "Folder of TensorBoard logs.", shown="runs/ in the run's folder", resume="place"

@@ -61,6 +61,10 @@ class DriftError(PacktrainError):
     """The computed cost of a record differs from what the real processor makes of it."""
 
 
+class InternalError(PacktrainError):
+    """A promise that one stage does not keep to the next: a mistake of packtrain, or of a user's own encoder."""
+
+
 class MemoryLimitError(PacktrainError):
     """A step that needs more memory than there is."""
 
@@ -77,6 +81,12 @@ class RecordError(Exception):
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
         return RecordError, (self.stage, self.reason, self.detail)
+
+
+def require(kept: bool, words: str) -> None:
+    """What must hold also where Python leaves out assertions (-O), because else training would go wrong unseen."""
+    if not kept:
+        raise InternalError(words)
 
 
 def system_error(error: OSError) -> PacktrainError:

@@ -251,7 +251,12 @@ class OnlineSource:
         if over:
             settings = ", ".join(f"{uses[name]} {name}, {SETTING_OF[name]} {self._capacities[name]}" for name in over)
             if self._config.overlong == "error":
-                raise DataError(f"sample {sample.record_id} ({sample.origin})", got=settings, expected="less")
+                raise DataError(
+                    f"sample {sample.record_id} ({sample.origin})",
+                    got=settings,
+                    expected="a sample that fits one pack",
+                    fix="raise the limit, or set data.overlong: drop",
+                )
             return LedgerEntry(
                 id=sample.record_id,
                 origin=sample.origin,
@@ -296,8 +301,8 @@ class OnlineSource:
                 return
         raise DataError(
             "data.online",
-            got=f"{len(wanted)} entries that waited when the state was saved are not there, as that at {min(wanted)}",
-            expected="the same stream",
+            got=f"{len(wanted)} entries of the saved state are missing, the first at {min(wanted)}",
+            expected="the same stream as when the state was saved",
             fix="restore the data, or start over",
         )
 

@@ -146,6 +146,17 @@ class RecordEncoder:
         )
         return cost, supervision
 
+    def token_ids(self, record: Record, headers: Sequence[MediaHeader]) -> list[int] | None:
+        """As the model gets them, runs of media repeated; None where a media token is merged with its neighbours."""
+        if record.tokens is not None:
+            return list(record.tokens.ids)
+        layout = self.layout(record, headers)
+        encoding = self.tokenizer.encode(layout.text, special=layout.special)
+        repeats = {encoding.char_to_token(run.at): run.count for run in layout.runs}
+        if None in repeats or len(repeats) < len(layout.runs):
+            return None
+        return [one for at, token in enumerate(encoding.ids) for one in [token] * repeats.get(at, 1)]
+
     # ---- tokens that came as such
 
     def require_usable(self, tokens: TokenIds) -> None:

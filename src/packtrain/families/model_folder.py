@@ -17,7 +17,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TINY_FOLDER, _HUB_FOLDER = re.compile(r"tiny-(\w+)-[0-9a-f]{12}"), re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 
 
-def resolve(name_or_path: str, cache_dir: Path) -> Path:
+def resolve_model(name_or_path: str, cache_dir: Path) -> Path:
     """The folder of a model: a tiny one made on demand, a local folder, or a hub model without its weights."""
     if name_or_path.startswith(PREFIX):
         return cached(name_or_path.removeprefix(PREFIX), cache_dir)
@@ -39,7 +39,7 @@ def _meant(name: str) -> str:
 
 
 def known_as(folder: str | Path) -> str:
-    """The name that a folder of `resolve` has for users: such folders may have no weights. Other folders stay."""
+    """The name that a folder of `resolve_model` has for users: such folders may have no weights. Other folders stay."""
     path = Path(folder)
     tiny = _TINY_FOLDER.fullmatch(path.name)
     if tiny is not None and tiny[1] in tiny_families():

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 
 from packtrain.core.errors import ConfigError, nearest
@@ -30,24 +31,37 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = {
 }
 _TEXT = "packtrain.families.text"  # where model types without a line are looked for
 ENTRY_POINTS = "packtrain.families"  # model_type = "module:FAMILY"
-_registered: dict[str, Family] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registered:
+    """A user's family, and the module that registered it."""
+
+    family: Family
+    module: str
+
+
+_registered: dict[str, Registered] = {}
 
 
 def find_family(model_type: str) -> Family | None:
     """What is known of a model type; an installed entry point of its name is loaded when it is first asked for."""
     if model_type in _registered:
-        return _registered[model_type]
+        return _registered[model_type].family
     path = next((path for path, served in BUILT_IN.items() if model_type in served), _TEXT)
     family = _of(path).get(model_type)
-    if family is None and (family := _installed(model_type)) is not None:
-        register_family(family)
+    if family is None and (point := _entry_points().get(model_type)) is not None:
+        family = _loaded(point)
+        if model_type not in _registered:  # its module may do that itself
+            _register(family, point.module)
     return family
 
 
 def all_families() -> dict[str, Family]:
     """Those that are built in and registered, by model type."""
     built_in = (_of(path) for path in (*BUILT_IN, _TEXT))
-    return {**{name: family for families in built_in for name, family in families.items()}, **_registered}
+    users = {name: one.family for name, one in _registered.items()}
+    return {**{name: family for families in built_in for name, family in families.items()}, **users}
 
 
 def tiny_families() -> tuple[str, ...]:
@@ -60,6 +74,10 @@ def register_family(family: Family) -> None:
 
     Measuring, packing, verifying and training import that module in each of their processes.
     """
+    _register(family, sys._getframe(1).f_globals["__name__"])
+
+
+def _register(family: Family, module: str) -> None:
     name = family.model_type
     if name in {served for names in BUILT_IN.values() for served in names} | set(_of(_TEXT)):
         raise ConfigError(
@@ -69,10 +87,10 @@ def register_family(family: Family) -> None:
             fix="set another model_type in the model's config.json",
         )
     earlier = _registered.get(name)
-    if earlier is not None and _module_of(earlier) != _module_of(family):
+    if earlier is not None and earlier.module != module:
         raise ConfigError(
             f"register_family({name!r})",
-            got=f"two families of this name, from {_module_of(earlier)} and {_module_of(family)}",
+            got=f"two families of this name, from {earlier.module} and {module}",
             expected="one",
             fix="remove one of the two plugins",
         )
@@ -83,12 +101,12 @@ def register_family(family: Family) -> None:
             expected="a function that makes the smallest image: ranks with text-only packs run the encoder on it",
             fix="see docs/guides/extending.md",
         )
-    _registered[name] = family
+    _registered[name] = Registered(family=family, module=module)
 
 
 def registered_modules() -> list[ModuleNames]:
     """What the families of users call the parts of their models."""
-    return [family.modules for family in _registered.values()]
+    return [one.family.modules for one in _registered.values()]
 
 
 def load_plugins(modules: Iterable[str]) -> None:
@@ -117,20 +135,14 @@ def plugin_code() -> dict[str, dict[str, str]]:
 
 def family_code(model_type: str) -> dict[str, str] | None:
     """The module that a user's family comes from and a hash of its source; None for what is built in."""
-    family = _registered.get(model_type)
-    if family is None:
+    registered = _registered.get(model_type)
+    if registered is None:
         return None
-    module = _module_of(family)
     try:
-        source = inspect.getsource(sys.modules[module])
+        source = inspect.getsource(sys.modules[registered.module])
     except (OSError, TypeError, KeyError):  # typed into an interpreter
         source = ""
-    return {"module": module, "source": digest(source)}
-
-
-def _module_of(family: Family) -> str:
-    """Where the user wrote it."""
-    return family.rule.__module__ if family.rule is not None else family.model_type
+    return {"module": registered.module, "source": digest(source)}
 
 
 def _of(path: str) -> Mapping[str, Family]:
@@ -143,20 +155,17 @@ def _entry_points() -> Mapping[str, metadata.EntryPoint]:
     return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
 
 
-def _installed(model_type: str) -> Family | None:
-    point = _entry_points().get(model_type)
-    if point is None:
-        return None
+def _loaded(point: metadata.EntryPoint) -> Family:
     try:
         family, wrong = point.load(), ""
     except Exception as error:  # the package runs here and can fail in any way
         family, wrong = None, f"{type(error).__name__}: {error}"
-    if getattr(family, "model_type", None) == model_type:
+    if getattr(family, "model_type", None) == point.name:
         return family  # type: ignore[no-any-return]
     raise ConfigError(
         f"entry point {point.name} = {point.value!r} of {ENTRY_POINTS}",
-        got=wrong or f"a {type(family).__name__} instead of the family of {model_type}",
-        expected=f"a packtrain.Family with model_type {model_type!r}",
+        got=wrong or f"a {type(family).__name__} instead of the family of {point.name}",
+        expected=f"a packtrain.Family with model_type {point.name!r}",
         fix="update or uninstall the package that provides it",
     )
 

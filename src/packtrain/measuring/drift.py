@@ -28,13 +28,25 @@ _READ = ("tokens", "image_tokens", "video_tokens", "patches", "max_patches_per_i
 class Reality:
     """What the real processor made of a record."""
 
-    tokens: int
+    ids: Sequence[int]
     media_tokens: int | None  # None where the model's config does not name them
     video_tokens: int  # those that cannot be image tokens
     patches: int
     max_patches_per_image: int
     frames: int = 0  # sampled from videos
     tail_tokens: int | None = None  # after the last media token; None where that is not found among the ids
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """Records that are as the real processor makes them."""
+
+    records: int
+    by_counts: int  # of these, records whose token ids could not be compared
 
 
 class Reference(Protocol):
@@ -45,21 +57,23 @@ class Reference(Protocol):
         ...
 
 
-def check_drift(task: Task, table: CostTable, unit_entries: Sequence[int], reference: Reference, size: int) -> int:
-    """Compare `size` random rows with the real processor; the first difference is an error.
+def check_drift(
+    task: Task, table: CostTable, unit_entries: Sequence[int], reference: Reference, size: int
+) -> Agreement:
+    """Compare counts and token ids of `size` random rows with the real processor; the first difference is an error.
 
-    Returns how many could be compared: a medium may be damaged where no header shows it.
+    Fewer are compared where a medium is damaged and no header shows it.
     """
     rows = stream(task.request.seed, "drift").permutation(len(table))[:size]
     rows.sort()
     columns = {name: table.column(name)[rows] for name in _READ}
     index = table.column("index")[rows]
-    compared = 0
-    for at, (record, store) in enumerate(_records(task, unit_entries, index, measurer_for(task))):
+    compared, by_counts, measurer = 0, 0, measurer_for(task)
+    for at, (record, source) in enumerate(_records(task, unit_entries, index, measurer)):
         row = {name: int(values[at]) for name, values in columns.items()}
         row["media_tokens"] = row["image_tokens"] + row["video_tokens"]
         try:
-            real = reference.encode(record, store)
+            real = reference.encode(record, measurer.store(source))
         except RecordError:
             continue  # damage that no header shows; delivering the record will say so
         except PacktrainError:
@@ -72,8 +86,18 @@ def check_drift(task: Task, table: CostTable, unit_entries: Sequence[int], refer
                 fix="please report it with the versions in use; --check 0 turns the check off",
             ) from error
         _compare(record, row, real)
+        ids = measurer.token_ids(record, source)
+        if ids is not None:
+            _compare_ids(record, ids, real)
         compared += 1
-    return compared
+        by_counts += ids is None
+    return Agreement(records=compared, by_counts=by_counts)
+
+
+_REPORT = (
+    "the family's rule and the installed transformers disagree: please report it with both versions; "
+    "--check 0 turns the check off, but "
+)
 
 
 def _compare(record: Record, row: dict[str, int], real: Reality) -> None:
@@ -84,15 +108,25 @@ def _compare(record: Record, row: dict[str, int], real: Reality) -> None:
                 f"drift check: record {record.id} ({record.origin})",
                 got=f"{name} = {theirs} from the real processor",
                 expected=f"{name} = {ours} as computed from headers",
-                fix="the family's rule and the installed transformers disagree: please report it with both versions; "
-                "--check 0 turns the check off, but lengths may be wrong",
+                fix=f"{_REPORT}lengths may be wrong",
             )
+
+
+def _compare_ids(record: Record, ours: Sequence[int], real: Reality) -> None:
+    at = next((at for at, (one, other) in enumerate(zip(ours, real.ids, strict=False)) if one != other), None)
+    if at is not None:
+        raise DriftError(
+            f"drift check: record {record.id} ({record.origin})",
+            got=f"token {at} is {real.ids[at]} from the real processor",
+            expected=f"token {at} is {ours[at]} as rendered for training",
+            fix=f"{_REPORT}other tokens would be trained",
+        )
 
 
 def _records(
     task: Task, unit_entries: Sequence[int], index: np.ndarray, measurer: Measurer
-) -> Iterator[tuple[Record, MediaStore]]:
-    """The records at these positions, in order; only the units that hold them are read."""
+) -> Iterator[tuple[Record, int]]:
+    """The records at these positions, in order, and their sources; only the units that hold them are read."""
     wanted = iter(index.tolist())
     position = next(wanted, None)
     first = 0
@@ -100,7 +134,7 @@ def _records(
         if position is not None and position < first + entries:
             for at, entry in enumerate(read_unit(task.request.specs, unit), start=first):
                 if at == position:
-                    yield measurer.record(entry, unit.source), measurer.store(unit.source)
+                    yield measurer.record(entry, unit.source), unit.source
                     position = next(wanted, None)
         first += entries
 

@@ -275,8 +275,13 @@ def _check(
     if measure_inputs(task.request, content_hash=policy.content_hash)["data"] != table.summary.data:
         raise DataError("the data", got="files that changed while they were measured", fix="measure again")
     compared = check_drift(task, table, unit_entries, processor, policy.check)
-    broken = min(policy.check, len(table)) - compared
-    return DriftCheck(records=compared, note=f"{broken} more could not be decoded" if broken else "")
+    broken = min(policy.check, len(table)) - compared.records
+    notes = (f"{broken} more could not be decoded" if broken else "", _by_counts(compared.by_counts))
+    return DriftCheck(records=compared.records, note="; ".join(filter(None, notes)))
+
+
+def _by_counts(records: int) -> str:
+    return f"the token ids of {records} could not be compared, only their numbers" if records else ""
 
 
 def _nothing_left(counts: EntryCounts, remedies: Remedies, paths: Sequence[str]) -> DataError:

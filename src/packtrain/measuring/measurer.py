@@ -14,8 +14,8 @@ from packtrain.families.registry import is_text_only, load_rule
 from packtrain.families.skeleton import texts_of
 from packtrain.measuring.request import Filters, Request
 from packtrain.records.media import MediaStore
+from packtrain.records.schemas.converters import load_formatting, to_record
 from packtrain.records.schemas.recognise import ID_COLUMNS
-from packtrain.records.schemas.to_record import load_formatting, to_record
 from packtrain.records.schemas.unread import UnreadNames
 from packtrain.records.source import Entry
 
@@ -178,6 +178,12 @@ class Measurer(Converter):
         except Exception as error:  # one record must never end a run
             fault = RecordError("internal", "unexpected error", f"{type(error).__name__}: {error}"[:300])
         return _ledger(record.id if record is not None else _id_of(entry), entry.origin, fault)
+
+    def token_ids(self, record: Record, source: int) -> list[int] | None:
+        """As the family's rule renders them; None where it cannot."""
+        if not isinstance(self._rule, FamilyRule):
+            return None
+        return self._rule.encoder.token_ids(record, self.headers(record, source))
 
     def headers(self, record: Record, source: int) -> tuple[MediaHeader, ...]:
         """What the headers of the record's media say."""

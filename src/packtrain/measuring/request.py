@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
-import packtrain
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.core.user_code import without_folder
@@ -26,7 +25,7 @@ from packtrain.records.formats.hf_dataset import hub_revision, in_files
 from packtrain.records.formats.source_files import local_root
 from packtrain.records.media import MAX_IMAGE_PIXELS
 from packtrain.records.open import data_files, named_files
-from packtrain.records.schemas.to_record import SchemaOptions, load_formatting
+from packtrain.records.schemas.converters import SchemaOptions, load_formatting
 from packtrain.records.shards.address import is_remote, remote_state
 from packtrain.records.source import SourceSpec
 
@@ -172,7 +171,7 @@ _BEGINNING, _LINE = 1 << 8, 1 << 20  # bytes, and most of the line that they end
 
 
 def measure_inputs(request: Request, *, content_hash: bool = False, by_processor: bool = False) -> JsonObject:
-    """Data files, request, processor settings, the module of the user's formatting function and our own version.
+    """Data files, request, processor settings, the module of the user's formatting function and the rules' version.
 
     Nothing here says where model and data lie: see `Request.places`.
     """
@@ -180,7 +179,6 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
     request = request.dated()
     settings = request.settings()
     inputs = {
-        "packtrain": packtrain.__version__,
         "rules": RULES_VERSION,
         "request": request.describe(),
         "settings": settings_state(settings),

@@ -27,7 +27,7 @@ from torch import nn
 
 from packtrain.core import cache_root as places
 from packtrain.core.errors import ArtifactError, ConfigError, in_one_line
-from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import find_family
 from packtrain.modeling.model_parts import decoder_layers
 from packtrain.modeling.patches import is_on, put
@@ -64,12 +64,12 @@ def load_model(
     folder = Path(name_or_path).expanduser()
     cache_dir = places.cache_dir() / "models" if cache_dir is None else cache_dir
     if name_or_path.startswith(PREFIX) or random_weights:
-        made = build_model(resolve(name_or_path, cache_dir), seed).to(dtype)
+        made = build_model(resolve_model(name_or_path, cache_dir), seed).to(dtype)
         return quantize_random(made, cache_dir, dtype) if quantize else made
     if folder.is_dir():
         require_weights(folder)
     else:
-        resolve(name_or_path, cache_dir)  # says what is wrong with a name that is none
+        resolve_model(name_or_path, cache_dir)  # says what is wrong with a name that is none
     return _from_pretrained(str(folder) if folder.is_dir() else name_or_path, name_or_path, dtype, quantize)
 
 

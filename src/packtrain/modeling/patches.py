@@ -1,12 +1,12 @@
-"""Every change that packtrain makes to the modules of a model: what, why, and until when.
+"""Every change that packtrain makes to the modules of a model, and to torch in its process: what, why, until when.
 
-A new release of transformers, peft or bitsandbytes is this list to go through. Modules keep which patches are on them,
-so that each is put on once, can be taken off, and can be asked for. A test looks for changes that pass by this list.
+A new release of transformers, peft, bitsandbytes or torch is this list to go through. Modules keep which patches are on
+them, so that each is put on once, can be taken off, and can be asked for. Tests look for changes that pass by this
+list, for releases newer than those it was last checked against, and for patches that upstream no longer needs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,69 +23,107 @@ class Patch:
     module: str
     what: str
     why: str
-    until: str  # when it can go
+    against: str  # the newest release that it was checked against: "PACKAGE VERSION"
+    until: str | None  # when it can go, as a test can see it in upstream's source; None: it is ours, and stays
 
+
+TRANSFORMERS, PEFT, BITSANDBYTES, TORCH = "transformers 5.22", "peft 0.21", "bitsandbytes 0.50", "torch 2.15"
 
 PATCHES: dict[str, Patch] = {
     "boundaries": Patch(
         module="attention",
         what="hooks that route a batch's cu_seq_lens around the vision encoder to the language model",
         why="encoders would take these arguments for those of their images",
-        until="transformers separates the two",
+        against=TRANSFORMERS,
+        until="transformers no longer gives encoders' attention the language model's cu_seq_lens_q",
     ),
     "rope": Patch(
         module="attention",
         what="a hook that resets the row length before `dynamic` rotary frequencies are computed",
         why="transformers keeps those of the longest row so far, so results would depend on earlier rows",
-        until="frequencies follow the current row",
+        against=TRANSFORMERS,
+        until="transformers keeps no longest length of a rotary embedding",
     ),
     "empty_media": Patch(
         module="vision",
         what="hooks that add 0 x encoder(small image) to batches without media",
         why="DDP and FSDP wait for encoders that a rank's batch does not call",
-        until="never: it belongs to training on several ranks",
+        against=TRANSFORMERS,
+        until=None,
     ),
     "host_sync": Patch(
         module="host_sync",
-        what="image sizes are computed on the host, and image tokens found without counting them (qwen3_vl)",
+        what="for families with `image_sizes` they are computed on the host, and image tokens found without counting",
         why="avoids about twenty device syncs per step",
-        until="transformers takes the sizes from the host",
+        against=TRANSFORMERS,
+        until="transformers takes image sizes and the places of image tokens from the host",
+    ),
+    "checkpointing": Patch(
+        module="vision",
+        what="gradient_checkpointing and its function are set part by part",
+        why="transformers turns it on for the whole model, and draws a frozen encoder into the backward pass",
+        against=TRANSFORMERS,
+        until="transformers turns gradient checkpointing on for a part of a model",
     ),
     "patch_matmul": Patch(
         module="vision",
         what="patch embeddings are matmuls",
         why="a convolution per patch is slow, mostly in half precision",
-        until="torch's convolutions or the encoders do so",
+        against=TRANSFORMERS,
+        until="transformers' patch embeddings are no convolutions",
     ),
     "vision_batches": Patch(
         module="vision",
         what="the encoder's forward runs on chunks of images",
         why="all images together may not fit in memory (training.vision_batch_patches)",
-        until="never: it is a setting",
+        against=TRANSFORMERS,
+        until=None,
     ),
     "chunked_loss": Patch(
         module="chunked_loss",
         what="the output embedding and loss_function are replaced while the loss is computed",
         why="logits of a whole row are the largest tensor of a step",
-        until="transformers computes the loss in chunks, over supervised tokens only",
+        against=TRANSFORMERS,
+        until="the loss of transformers takes hidden states",
     ),
     "compiled": Patch(
         module="compiled",
         what="layers are compiled one by one, and the first gets a copy of its input",
         why="torch.compile of a whole model builds a graph per length, and recomputation may use another one",
-        until="transformers compiles layers for training with checkpointing",
+        against=TRANSFORMERS,
+        until="transformers compiles its layers one by one",
     ),
     "four_bits": Patch(
         module="load",
         what="bitsandbytes keeps 4-bit weights as they are on CPUs",
         why="in evaluation mode it repacks them to a form that the backward misreads",
-        until="bitsandbytes changes them for inference alone",
+        against=BITSANDBYTES,
+        until="bitsandbytes no longer repacks layers on CPUs",
     ),
     "adapter_precision": Patch(
         module="adapters",
         what="peft does not cast adapters that are loaded",
         why="half-precision ones would be replaced by tensors that the optimizer does not know",
-        until="peft loads in place",
+        against=PEFT,
+        until="peft no longer casts adapters that it loads",
+    ),
+}
+
+# For the whole process, and not taken off: by the function that makes them.
+PROCESS_PATCHES: dict[str, Patch] = {
+    "_mark_longest_dynamic": Patch(
+        module="compiled",
+        what="the length of the longest sample is in torch.compiler.config.dynamic_sources",
+        why="arguments that are numbers can be marked as dynamic by their names only",
+        against=TORCH,
+        until="torch marks numbers as dynamic in a call",
+    ),
+    "_try_graphs_in_order": Patch(
+        module="compiled",
+        what="of a layer's compiled graphs the first that fits is taken, not the one used last",
+        why="which graph runs, and so rounding, would depend on the batches before",
+        against=TORCH,
+        until="torch takes the order as an option of compile",
     ),
 }
 
@@ -111,11 +149,6 @@ def take_off(module: nn.Module, name: str) -> None:
     undo, _ = module.__dict__.get(_PLACE, {}).pop(name, (None, None))
     if undo is not None:
         undo()
-
-
-def patches_of(model: nn.Module) -> dict[str, int]:
-    """The patches that are on a model, with the number of modules."""
-    return dict(Counter(name for module in model.modules() for name in module.__dict__.get(_PLACE, {})))
 
 
 def set_back(module: nn.Module, name: str, before: Any) -> None:

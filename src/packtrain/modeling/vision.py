@@ -12,7 +12,7 @@ optimizer has to pass over them, or decay and momentum would move them: `trainin
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -212,8 +212,7 @@ def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
         layers = 0
         for module in part.modules() if part is not None else ():
             if hasattr(module, "gradient_checkpointing"):
-                module.gradient_checkpointing = enabled  # type: ignore[assignment]
-                module._gradient_checkpointing_func = recompute  # type: ignore[assignment]
+                _set_checkpointing(module, enabled, recompute)
                 layers += isinstance(module, GradientCheckpointingLayer)
         if enabled and part is not None and not layers:
             raise ConfigError(
@@ -223,6 +222,20 @@ def checkpoint_parts(model: Any, *, language: bool, vision: bool) -> None:
                 fix="turn it off for this part",
             )
     transformers_model(model).disable_input_require_grads()
+
+
+def _set_checkpointing(module: Any, enabled: bool, recompute: Callable[..., Any]) -> None:
+    names = ("gradient_checkpointing", "_gradient_checkpointing_func")
+    if not is_on(module, "checkpointing"):
+        before = [(name, module.__dict__.get(name)) for name in names]
+        put(module, "checkpointing", partial(_set_all_back, module, before))
+    module.gradient_checkpointing = enabled
+    module._gradient_checkpointing_func = recompute
+
+
+def _set_all_back(module: nn.Module, before: Iterable[tuple[str, Any]]) -> None:
+    for name, value in before:
+        set_back(module, name, value)
 
 
 # ---- patch embeddings

@@ -53,6 +53,7 @@ class EpochCounts:
     dropped: int = 0  # no pack can hold them
     unlabelled: int = 0  # of these, pieces without loss
     tail: int = 0  # in packs that are left out
+    beyond: int = 0  # of these, in packs after the first `max_packs`
     waiting: int = 0  # rows that this epoch does not use, because their source is used in part
     cut_rows: int = 0
     tokens_lost: int = 0

@@ -279,6 +279,7 @@ class _Totals:
             packs=self.packs,
             entries=self.entries,
             tail=len(tail),
+            beyond=len(tail.beyond),
             waiting=waiting,
             windows=self.windows,
             fill=self.sums["tokens"] / (self.packs * self.config.packing_length) if self.packs else 0.0,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from packtrain.records.open import iter_units as iter_units
     from packtrain.records.open import open_sources as open_sources
     from packtrain.records.open import read_unit as read_unit
-    from packtrain.records.schemas.to_record import SCHEMAS as SCHEMAS
-    from packtrain.records.schemas.to_record import SchemaOptions as SchemaOptions
+    from packtrain.records.schemas.converters import SCHEMAS as SCHEMAS
+    from packtrain.records.schemas.converters import SchemaOptions as SchemaOptions
     from packtrain.records.shards.data_files import CachedFiles as CachedFiles
     from packtrain.records.shards.data_files import LocalFiles as LocalFiles
     from packtrain.records.shards.shard_cache import ShardCache as ShardCache

@@ -75,7 +75,7 @@ def _run(run: TrainingRun) -> Content:
             {
                 "step": one.step,
                 "kind": shown(one.kind.replace("_", " "), 60),
-                "found": shown(one.found, LONGEST),
+                "message": shown(one.message, LONGEST),
                 "advice": shown(one.advice, LONGEST),
             }
             for one in run.warnings[-SHOWN_WARNINGS:]

@@ -16,7 +16,7 @@ _FASTER = 1.05
 _UNEVEN = 1.1  # between numbers of samples per step that are told apart
 _FALLS = 0.02  # a loss that falls by this share over the last tenth of a run is said to
 _ON_TOP = 0.001  # relative difference of losses that no chart can show
-_ENDED = {"complete": "Completed.", "not begun": "The first step has not finished yet."}
+_ENDED = {"complete": "Completed.", "not started": "The first step has not finished yet."}
 
 
 def run_labels(runs: Sequence[TrainingRun]) -> list[str]:
@@ -134,7 +134,7 @@ def end_text(run: TrainingRun) -> str:
     again = f"packtrain train --resume {isolated(run.folder, 200)}"
     if run.is_training:
         return f"It is still training: {where}."
-    if run.status in ("running", "begun"):
+    if run.status in ("running", "started"):
         why = "stopped from outside, or on another machine"
         return f"It stopped at {where} without a reason: {why}. {again} continues it."
     if run.status == "interrupted":

@@ -2,7 +2,7 @@
 
     {"kind": "metrics", "version": 1}
     {"kind": "step", "step": 1, "loss": 5.1, ...}
-    {"kind": "warning", "step": 1, "warning": "data_bound", "found": ..., "advice": ...}
+    {"kind": "warning", "step": 1, "warning": "data_bound", "message": ..., "advice": ...}
     {"kind": "eval", "step": 1, "eval_loss": 5.0, ...}
 
 JSON has no sign for numbers that are not finite: they are the strings "NaN", "Infinity" and "-Infinity". What is not
@@ -245,7 +245,7 @@ def _check_version(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _warning(values: Mapping[str, Any]) -> EarlyWarning:
-    return EarlyWarning(kind=values["warning"], step=values["step"], found=values["found"], advice=values["advice"])
+    return EarlyWarning(kind=values["warning"], step=values["step"], message=values["message"], advice=values["advice"])
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

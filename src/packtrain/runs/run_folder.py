@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class RunOutcome:
     loss_samples: int | None = None  # how many they are
     eval_loss: float | None = None
     samples_seen: int = 0
+    undelivered: int = 0  # samples that could not be decoded
     tokens_per_second: float | None = None  # without the steps that warm up, as the page has it
     seconds: float = 0.0  # of the run: steps and evaluations of earlier processes, and all of this one
     detail: str = ""
@@ -113,8 +114,8 @@ class RunFacts:
 
     @property
     def status(self) -> str:
-        """How it ended; `begun` where it has not recorded that."""
-        return self.outcome.status if self.outcome is not None else "begun"
+        """How it ended; `started` where it has not recorded that."""
+        return self.outcome.status if self.outcome is not None else "started"
 
     def to_json(self) -> dict[str, Any]:
         """The content of run.json."""
@@ -130,7 +131,7 @@ class RunFacts:
         own, started = ({one.name for one in fields(kind)} & body.keys() for kind in (cls, Invocation))
         values = {name: body[name] for name in own}
         if (outcome := body.get("outcome")) is not None:
-            values["outcome"] = RunOutcome.of({"status": "begun", **outcome})
+            values["outcome"] = RunOutcome.of({"status": "started", **outcome})
         return cls(**values, invocation=Invocation(**{name: body[name] for name in started}))
 
 
@@ -147,7 +148,7 @@ class RunFolder:
 
     @property
     def holds_run(self) -> bool:
-        """Was a run begun here?"""
+        """Was a run started here?"""
         return (self.path / RUN).is_file()
 
     def facts(self) -> RunFacts:
@@ -231,18 +232,16 @@ class RunFolder:
         began = facts.began or _now()
         self._write({**facts.to_json(), "versions": versions(), "commit": commit(), "began": began, "started": _now()})
 
-    def finish(self, outcome: RunOutcome, ledgers: Iterable[Path]) -> None:
+    def finish(self, outcome: RunOutcome, ledger: Iterable[bytes]) -> None:
         """Write how it ended, and everything that was not trained in one ledger."""
         self._write({**self._body(), "outcome": outcome.plain(), "ended": _now()})
-        self.gather_ledgers((*ledgers, self.path / DELIVERY))
+        delivery = self.path / DELIVERY
+        self.write_ledger(chain(ledger, delivery.read_bytes().splitlines(True) if delivery.is_file() else ()))
 
-    def gather_ledgers(self, ledgers: Iterable[Path]) -> None:
+    def write_ledger(self, lines: Iterable[bytes]) -> None:
         """One ledger of what measuring, packing and delivering left out."""
         with atomic_path(self.path / LEDGER) as temporary, temporary.open("wb") as out:
-            for ledger in ledgers:
-                if ledger.is_file():
-                    with ledger.open("rb") as lines:
-                        shutil.copyfileobj(lines, out)
+            out.writelines(lines)
 
     def _body(self) -> dict[str, object]:
         return read_json(self.path / RUN, KIND, VERSION)

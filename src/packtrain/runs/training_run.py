@@ -119,7 +119,7 @@ class TrainingRun:
     @property
     def has_ended(self) -> bool:
         """Has it recorded how it ended?"""
-        return self.status not in ("running", "begun", "not begun")
+        return self.status not in ("running", "started", "not started")
 
     @property
     def status(self) -> str:
@@ -127,7 +127,7 @@ class TrainingRun:
         recorded = self.about.outcome.get("status")
         if recorded:
             return str(recorded)
-        return "begun" if len(self.steps) else "not begun"
+        return "started" if len(self.steps) else "not started"
 
 
 # ---- reading
@@ -231,8 +231,8 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ..
             samples = _whole(line.get("samples_seen")) or 0
             evaluations[step] = EvalMetrics(step=step, epoch=epoch, eval_loss=loss, samples_seen=samples)
         elif kind == "warning":
-            of, finding, advice = (str(line.get(key, "")) for key in ("warning", "found", "advice"))
-            warnings.append(EarlyWarning(step=step, kind=of, found=finding, advice=advice))
+            of, finding, advice = (str(line.get(key, "")) for key in ("warning", "message", "advice"))
+            warnings.append(EarlyWarning(step=step, kind=of, message=finding, advice=advice))
     ordered = [steps[step] for step in sorted(steps)]
     whole = [line for line in ordered if _whole(line.get("samples_seen")) is not None]
     if len(whole) < len(ordered):

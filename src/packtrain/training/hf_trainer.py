@@ -5,7 +5,7 @@ public name; the defaults here leave Trainer unchanged. So a new release of tran
 compares it with the class, and fails where Trainer has lost or renamed a method, or another module overrides one.
 
     written against    transformers 5.17 to 5.22 (the tests run with the oldest and the newest)
-    overridden         the methods of `HFTrainer` that begin with an underscore: what and why is in their docstrings
+    overridden         the methods of `HFTrainer` that begin with an underscore: their docstrings say why and until when
     called             by the methods at the end of the class
 """
 
@@ -85,74 +85,113 @@ class HFTrainer(Trainer):
     # ---- overridden
 
     def _run_epoch(self, *args: Any, **options: Any) -> None:
-        """Trainer looks only after a step whether the run is to end: a run that has nothing to do would do one step."""
+        """Trainer looks only after a step whether the run is to end: a run that has nothing to do would do one step.
+
+        Until Trainer looks before the first step.
+        """
         if self.has_steps_left:
             super()._run_epoch(*args, **options)
 
     def _init_training_state(self, max_steps: int, *args: Any, **options: Any) -> Any:
-        """Trainer puts the steps at which a checkpoint was logged and saved over those that are asked for."""
+        """Trainer puts the steps at which a checkpoint was logged and saved over those that are asked for.
+
+        Until Trainer takes the steps of its arguments.
+        """
         state = super()._init_training_state(max_steps, *args, **options)
         self.state.compute_steps(self.args, max_steps)
         return state
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Trainer leaves weights that a checkpoint lacks as they are, and looks for other names than were saved."""
+        """Trainer leaves weights that a checkpoint lacks as they are, and looks for other names than were saved.
+
+        Until Trainer refuses missing weights, and reads adapters and shards by the names that we save.
+        """
         if not self.load_weights(self.model if model is None else model, resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        """The same, at the end of a run that keeps its best; a missing file would be a warning."""
+        """The same, at the end of a run that keeps its best; a missing file would be a warning.
+
+        Until the same.
+        """
         if not self.load_best_weights():
             super()._load_best_model()
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Errors of unreadable states name neither the file nor a way out."""
+        """Errors of unreadable states name neither the file nor a way out.
+
+        Until they do.
+        """
         with self.reading_states(checkpoint, "random states"):
             super()._load_rng_state(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """As for random states."""
+        """As for random states. Until the same."""
         with self.reading_states(checkpoint, "a loss scale"):
             super()._load_scaler(checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """The same; and learning rates of a checkpoint would be put over those that are asked for."""
+        """The same; and learning rates of a checkpoint would be put over those that are asked for.
+
+        Until a resumed run can have rates of its own.
+        """
         if checkpoint is not None:
             with self.reading_states(checkpoint, "the optimizer"):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 self.states_read()
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Trainer counts labels; losses may be weighted, and the host is not to wait for the sum over ranks."""
+        """Trainer counts labels; losses may be weighted, and the host is not to wait for the sum over ranks.
+
+        Until a Trainer can be given the divisor of its loss.
+        """
         return self.weight_of_step(batch_samples, device)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Trainer waits for each tensor that it moves, and moves all of them."""
+        """Trainer waits for each tensor that it moves, and moves all of them.
+
+        Until it moves pinned tensors without waiting, and leaves out those named.
+        """
         moved = self.on_device(inputs)
         return super()._prepare_inputs(inputs) if moved is None else moved
 
     def _maybe_log_save_evaluate(self, tr_loss: Any, grad_norm: Any, *rest: Any, **named: Any) -> None:
-        """The only hook after the optimizer's step that has the gradient norm."""
+        """The only hook after the optimizer's step that has the gradient norm.
+
+        Until a callback gets the norm.
+        """
         self.after_step(grad_norm)
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *rest, **named)
 
     def _evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Trainer has no way to end an evaluation; `skip_scheduler` marks the one before the first step."""
+        """Trainer has no way to end an evaluation; `skip_scheduler` marks the one before the first step.
+
+        Until it has one.
+        """
         at_start = bool(options.get("skip_scheduler"))
         evaluate = super()._evaluate
         return self.evaluated(lambda: dict(evaluate(*args, **options)), at_start=at_start)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Trainer writes a checkpoint into its place, where a kill leaves a part of one."""
+        """Trainer writes a checkpoint into its place, where a kill leaves a part of one.
+
+        Until it writes beside it, and renames.
+        """
         self.save_checkpoint()
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Trainer would call a step the best that may have no checkpoint."""
+        """Trainer would call a step the best that may have no checkpoint.
+
+        Until it judges saved steps only.
+        """
         judge = super()._determine_best_metric
         return self.is_best(lambda: bool(judge(metrics=metrics, trial=trial)), metrics)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
-        """Trainer takes an interrupted run for one that has ended."""
+        """Trainer takes an interrupted run for one that has ended.
+
+        Until it tells them apart.
+        """
         with self.finishing():
             return super()._finalize_training(*args, **options)
 

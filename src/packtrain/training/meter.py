@@ -29,7 +29,7 @@ from packtrain.training.stopwatch import BackwardEnd, Memory, Stopwatch, device_
 
 _STATE = 1
 # What is summed over batches and ranks under one name in both; patches are counted with care, as they may be unknown.
-_COUNTED = {one.name for one in fields(BatchInfo)} & SUMMED - {"patches"}
+_COUNTED = tuple(one.name for one in fields(BatchInfo) if one.name in SUMMED and one.name != "patches")
 
 
 class Meter:
@@ -220,10 +220,11 @@ class StepMeter(Meter):
             return [mine]
         on_host = "cpu:" in dist.get_backend_config(self._group)
         device = torch.device("cpu") if on_host else torch.accelerator.current_accelerator(check_available=True)
-        vector = torch.tensor(list(mine.values()), dtype=torch.float64, device=device)
+        names = sorted(mine)  # numbers travel without them
+        vector = torch.tensor([mine[name] for name in names], dtype=torch.float64, device=device)
         parts = [torch.empty_like(vector) for _ in range(self._world)]
         dist.all_gather(parts, vector, group=self._group)
-        return [dict(zip(mine, row, strict=True)) for row in torch.stack(parts).tolist()]
+        return [dict(zip(names, row, strict=True)) for row in torch.stack(parts).tolist()]
 
     def _derived_fields(self, counts: Mapping[str, Any], shares: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """The fields that follow from those of the whole step, and from how ranks differ."""

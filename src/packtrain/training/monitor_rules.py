@@ -1,4 +1,4 @@
-"""The rules of early warnings that look at the last steps. Each is a pure function: steps -> what was found, or None.
+"""The rules of early warnings that look at the last steps. Each is a pure function: steps -> a diagnosis, or None.
 
 Middle values and their spread are medians, so that one outlier neither raises a
 warning about others nor hides the next.
@@ -22,9 +22,9 @@ _INSPECT = "`packtrain inspect RUN --step {step}` names its samples"
 
 
 class Diagnosis(NamedTuple):
-    """The finding and the advice of a rule."""
+    """The message and the advice of a rule."""
 
-    found: str
+    message: str
     advice: str
 
 
@@ -60,8 +60,8 @@ def loss_spike(history: History, limits: MonitorLimits) -> Diagnosis | None:
     now, past = _finite(steps[-1].loss), _numbers(one.loss for one in steps[-limits.window - 1 : -1])
     if now is None or not past:
         return None
-    middle = median(past[-limits.fewest :])
-    if len(past) < limits.fewest:
+    middle = median(past[-limits.min_steps :])
+    if len(past) < limits.min_steps:
         explodes = now > limits.early_factor * middle and now - middle > 1
         finding = f"the loss is {now:.4g}, up from about {middle:.4g} in the first steps"
         return (
@@ -85,7 +85,7 @@ def gradient_high(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """The gradient norm is ten times the median of the last 64 steps."""
     steps = history.steps
     now, past = _finite(steps[-1].grad_norm), _numbers(one.grad_norm for one in steps[-limits.window - 1 : -1])
-    if now is None or len(past) < limits.fewest or now <= limits.gradient_factor * median(past):
+    if now is None or len(past) < limits.min_steps or now <= limits.gradient_factor * median(past):
         return None
     return Diagnosis(
         f"the gradient norm is {now:.4g}, usually {median(past):.4g}",
@@ -100,7 +100,7 @@ def gradient_exploding(history: History, limits: MonitorLimits) -> Diagnosis | N
     if len(steps) >= 3 and all(one.grad_norm is not None and not math.isfinite(one.grad_norm) for one in steps[-3:]):
         return Diagnosis("the gradient norm was not finite three times in a row", advice)
     last, past = (_numbers(one.grad_norm for one in part) for part in (steps[-5:], steps[-limits.window - 5 : -5]))
-    if len(last) < 5 or len(past) < limits.fewest or median(last) <= limits.gradient_factor * median(past):
+    if len(last) < 5 or len(past) < limits.min_steps or median(last) <= limits.gradient_factor * median(past):
         return None
     return Diagnosis(
         f"the gradient norm went from about {median(past):.4g} to about {median(last):.4g} and stays", advice
@@ -166,13 +166,13 @@ def data_bound(history: History, limits: MonitorLimits) -> Diagnosis | None:
 def unequal_ranks(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the slowest rank took 1.15 times the mean."""
     last = history.steady
-    if len(last) < limits.timing_window or (spread := mean(one.spread for one in last)) <= limits.spread:
+    if len(last) < limits.timing_window or (spread := mean(one.spread for one in last)) <= limits.rank_imbalance:
         return None
     rank, times = Counter(one.slowest_rank for one in last).most_common(1)[0]
     work = _numbers(one.work_spread for one in last)
     planned = mean(work) if work else None
     finding = f"the slowest rank takes {spread:.2f} times the mean; in {times} of {len(last)} steps it was rank {rank}"
-    if planned is not None and planned > (1 + limits.spread) / 2:
+    if planned is not None and planned > (1 + limits.rank_imbalance) / 2:
         advice = "the ranks have unequal work: raise packs_per_step, or set balance: strict"
         return Diagnosis(f"{finding}; their work differs by {planned:.2f}", advice)
     return Diagnosis(finding, f"their work is equal: check the GPU, host and disk of rank {rank}")
@@ -180,13 +180,13 @@ def unequal_ranks(history: History, limits: MonitorLimits) -> Diagnosis | None:
 
 def instability(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """From one half of the last 100 steps to the other, changes of the loss or the norm became three times as large."""
-    half, steps = max(limits.fewest, 50), history.steps
+    half, steps = max(limits.min_steps, 50), history.steps
     before, after = steps[-2 * half : -half], steps[-half:]
     if len(before) < half:
         return None
     for name, least in (("loss", 0.02), ("grad_norm", 0.5)):
         old, new = (_numbers(getattr(one, name) for one in part) for part in (before, after))
-        if min(len(old), len(new)) < limits.fewest:
+        if min(len(old), len(new)) < limits.min_steps:
             continue
         was, now = _variability(old), _variability(new)
         if now > least and now > limits.variance_factor * was:
@@ -198,11 +198,11 @@ def instability(history: History, limits: MonitorLimits) -> Diagnosis | None:
     return None
 
 
-def time_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
+def time_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the time without waiting for data is 1.25 times the predicted time, or the other way round."""
     last = [(one.step_seconds - one.data_wait_seconds, one.predicted_seconds) for one in history.steady]
     ratios = [real / predicted for real, predicted in last if predicted]
-    if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_apart):
+    if len(ratios) < limits.timing_window or _near(median(ratios), limits.time_mismatch):
         return None
     faster = median(ratios) < 1
     return Diagnosis(
@@ -212,11 +212,11 @@ def time_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
     )
 
 
-def memory_apart(history: History, limits: MonitorLimits) -> Diagnosis | None:
+def memory_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None:
     """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
     last = [(one.memory_bytes, one.predicted_memory_bytes) for one in history.steady]
     ratios = [real / predicted for real, predicted in last if real and predicted]
-    if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_apart):
+    if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_mismatch):
         return None
     return Diagnosis(
         f"steps need {median(ratios):.2f} times the predicted memory",
@@ -236,8 +236,8 @@ RULES: Mapping[Kind, Rule] = {
     "data_bound": data_bound,
     "unequal_ranks": unequal_ranks,
     "instability": instability,
-    "time_apart": time_apart,
-    "memory_apart": memory_apart,
+    "time_mismatch": time_mismatch,
+    "memory_mismatch": memory_mismatch,
 }
 
 

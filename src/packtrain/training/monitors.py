@@ -40,7 +40,7 @@ class Monitors:
 
     def restarted(self) -> None:
         """The next steps are the first of a process."""
-        self._settling = self._limits.settling_steps
+        self._settling = self._limits.timing_warmup_steps
 
     def observe(self, metrics: StepMetrics) -> tuple[EarlyWarning, ...]:
         """The warnings that a step gives rise to."""
@@ -89,7 +89,7 @@ class Monitors:
 
     def _steady(self) -> list[StepMetrics]:
         """The last steps, those of a starting process left out."""
-        window, settling = self._limits.timing_window, self._limits.settling_steps
+        window, settling = self._limits.timing_window, self._limits.timing_warmup_steps
         return [one for one in self._steps[-window - settling :] if one.step not in self._unsteady][-window:]
 
     def _after_cooldown(self, diagnoses: Mapping[Kind, Diagnosis | None], step: int) -> tuple[EarlyWarning, ...]:
@@ -98,7 +98,7 @@ class Monitors:
             if what is None or step - self._last.get(kind, -self._limits.cooldown) < self._limits.cooldown:
                 continue
             self._last[kind] = step
-            warnings.append(EarlyWarning(kind=kind, step=step, found=what.found, advice=what.advice))
+            warnings.append(EarlyWarning(kind=kind, step=step, message=what.message, advice=what.advice))
         return tuple(warnings)
 
 

@@ -36,7 +36,7 @@ def check_first_packs(
     world: int,
     training: Training | None = None,
 ) -> CheckReport:
-    """The quick check on samples of this rank's first packs; all ranks end with an error when one of them fails.
+    """Run the packing check on samples of this rank's first packs; all ranks end with an error when one of them fails.
 
     Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.

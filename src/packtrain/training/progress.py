@@ -136,7 +136,7 @@ class TrainingProgress:
 
     def warn(self, warning: EarlyWarning) -> None:
         """Say an early warning, above the bar."""
-        self._print(f"warning at step {warning.step:,}: {warning.found}", style="yellow")
+        self._print(f"warning at step {warning.step:,}: {warning.message}", style="yellow")
         self._print(f"  to do: {warning.advice}", style="dim")
 
     def note(self, text: str) -> None:

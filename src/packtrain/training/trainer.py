@@ -25,7 +25,7 @@ from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchIn
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.trainers.mixin import PackedTrainerMixin
 from packtrain.delivery.trainers.refused_arguments import SHARDED
-from packtrain.delivery.trainers.watch import RankWatchdog
+from packtrain.delivery.trainers.watch import START_DEADLINE, RankWatchdog
 from packtrain.modeling.attention import has_own_attention
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.modeling.model_parts import HALF
@@ -59,7 +59,8 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
     on_step       gets the metrics of each step, on every rank; Trainer then prints nothing of its own
     on_packing_check  gets the result of that check, once it has passed
     packing_check  whether packing is checked on the samples of the first batch before training
-    watch_deadline seconds in which all ranks end when one fails, dies or hangs; None: they do not watch each other
+    watch_deadline seconds in which all ranks end when one fails or dies; None: they do not watch each other
+    rank_timeout  the same where one falls behind the others, as while its data do not come; None: watch_deadline
     memory_model  predicts what would have fitted when memory ends
     on_host       names of what stays on the host when a batch is moved, as `modeling.host_sync.avoid_host_sync` says
     """
@@ -79,6 +80,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         on_packing_check: Callable[[CheckReport], None] | None = None,
         packing_check: bool = True,
         watch_deadline: float | None = WATCH_DEADLINE,
+        rank_timeout: float | None = None,
         memory_model: ModelPrediction | None = None,
         on_host: Sequence[str] = (),
         **options: Any,
@@ -88,7 +90,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         refuse_arguments(args, options=options, weighting=self.settings.loss_weighting, packing=packing)
         self._meter: Meter = meter if meter is not None else Meter()
         self._on_step, self._on_packing_check = on_step, on_packing_check
-        self._checks_packing, self._deadline = packing_check, watch_deadline
+        self._checks_packing, self._deadline, self._rank_timeout = packing_check, watch_deadline, rank_timeout
         self._memory_model, self._on_host = memory_model, tuple(on_host)
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
             prepare_model(model, device=args.device)
@@ -169,7 +171,10 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         self._interrupts.lost = lambda: lost_by_stopping(Path(str(self.args.output_dir)))
         if world_size() == 1 or self._deadline is None:
             return nullcontext()
-        self._watch = RankWatchdog.of_group(deadline=self._deadline)
+        timeout = self._rank_timeout if self._rank_timeout is not None else self._deadline
+        self._watch = RankWatchdog.of_group(
+            deadline=min(self._deadline, timeout), step_deadline=timeout, start_deadline=max(START_DEADLINE, timeout)
+        )
         return self._watch
 
     def _answer(self) -> None:

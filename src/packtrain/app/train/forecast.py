@@ -14,7 +14,7 @@ from packtrain.core.artifacts import free_bytes
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.numbers import gib, memory
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.packing.schedule import Schedule
 from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, padded_batches
@@ -53,7 +53,7 @@ def model_prediction(
 
     run = prepared.run
     try:
-        shape = read_shape(resolve(run.model.name, cache_dir() / "models"))
+        shape = read_shape(resolve_model(run.model.name, cache_dir() / "models"))
     except PacktrainError:
         return None
     try:

@@ -23,7 +23,7 @@ from packtrain.core.cache_root import cache_dir, make_cache
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.core.fingerprint import digest
 from packtrain.core.secrets import without_secrets
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.measurement import MeasureOutcome
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import plan_inputs
@@ -117,7 +117,7 @@ def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
     step = PackedStep(
         wanted=samples, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
     )
-    context = read_shape(resolve(run.model.name, cache_dir() / "models")).language.context_length
+    context = read_shape(resolve_model(run.model.name, cache_dir() / "models")).language.context_length
     data = {"packing_length": min(step.kept_length, context)}
     kept = replace(step, samples_per_pack=data["packing_length"] / mean).is_kept
     if not kept and run.config.data.packing_length is None:  # packs are long for the longest sample alone

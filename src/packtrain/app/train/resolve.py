@@ -15,10 +15,11 @@ from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig, absolute_paths, with_overrides
 from packtrain.config.setup import model_settings, step_settings, training_setup
 from packtrain.config.steps import RunLength, StepSize, run_length, step_size
+from packtrain.config.training_section import RANK_TIMEOUT, STREAM_RANK_TIMEOUT
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError
 from packtrain.families.chat_template import date_for, unused_note
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.predicting.values import TrainingSetup
@@ -42,6 +43,7 @@ class ResolvedRun:
     size: StepSize
     length: RunLength
     world: int
+    rank_timeout: float  # seconds
     packing_check: bool = True
     merge_adapters: bool = False
     notes: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ def resolve_run(
         size=size,
         length=length,
         world=world,
+        rank_timeout=config.training.rank_timeout or (STREAM_RANK_TIMEOUT if data.online else RANK_TIMEOUT),
         packing_check=config.training.packing_check is not False,
         merge_adapters=bool(config.model.merge_adapters),
         notes=tuple(
@@ -211,7 +214,7 @@ _KEY = "template_date"
 def with_template_date(run: ResolvedRun) -> ResolvedRun:
     """The run with the date that the chat template writes into samples, or without one where it writes none."""
     own = run.data.own_template()
-    template = own or read_settings(resolve(run.model.name, cache_dir() / "models")).templates
+    template = own or read_settings(resolve_model(run.model.name, cache_dir() / "models")).templates
     given = run.config.data.template_date
     chosen = date_for(template, given)
     if chosen is not None and given is None:

@@ -153,7 +153,7 @@ def check_resumed(folder: RunFolder, inputs: Mapping[str, object]) -> None:
     if not folder.holds_run:
         return
     before = folder.facts().measured
-    if before is None:  # older versions recorded something else
+    if before is None:
         raise ArtifactError(
             str(folder.path),
             got="a run that was started by an older version of packtrain",

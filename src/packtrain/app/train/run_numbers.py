@@ -11,7 +11,7 @@ from packtrain.app.train.resolve import ResolvedRun
 from packtrain.config.steps import PackedStep, counted_in_packs_by
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.numbers import about, counted, signed_percent
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.packing.schedule import Schedule
@@ -241,17 +241,24 @@ def _step_warning(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tu
 
 
 def _tail_warning(dataset: Dataset) -> tuple[str, ...]:
-    """An incomplete last step is a large part of a short epoch."""
+    """The user's settings leave out a large part of an epoch."""
     if dataset.config.online:
         return ()
-    tail = dataset.plan.summary.epochs[0].tail
-    samples = tail + dataset.plan.epoch(0).num_samples
-    if tail < _MATTERS * samples:
-        return ()
-    share = f"{tail:,} of {samples:,} samples ({tail / samples:.0%})"
-    return (
-        f"packing_drop_last leaves out {share} of an epoch, its incomplete last step: data.packing_drop_last: false "
-        "trains on them, fewer samples per step drop fewer",
+    counts, config = dataset.plan.summary.epochs[0], dataset.plan.config
+    samples = counts.tail + dataset.plan.epoch(0).num_samples
+    left_out = (
+        (counts.beyond, f"max_packs {config.max_packs}", "", "a larger data.max_packs trains on them"),
+        (
+            counts.tail - counts.beyond,
+            "packing_drop_last",
+            ", its incomplete last step",
+            "data.packing_drop_last: false trains on them, fewer samples per step drop fewer",
+        ),
+    )
+    return tuple(
+        f"{setting} leaves out {number:,} of {samples:,} samples ({number / samples:.0%}) of an epoch{which}: {fix}"
+        for number, setting, which, fix in left_out
+        if number >= max(1, _MATTERS * samples)
     )
 
 
@@ -270,7 +277,7 @@ def limits_note(run: ResolvedRun) -> tuple[str, ...]:
     from packtrain.modeling.export import limited_parts
 
     limits = run.data.media_limits()
-    folder = resolve(run.model.name, cache_dir() / "models")
+    folder = resolve_model(run.model.name, cache_dir() / "models")
     if not limits.given() or limited_parts(read_settings(folder), limits) is not None:
         return ()
     settings = ", ".join(f"{name} {value}" for name, value in limits.given().items())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -27,9 +28,10 @@ from packtrain.app.train.trainer_arguments import make_arguments, make_course, t
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
 from packtrain.core.numbers import counted
-from packtrain.families.model_folder import PREFIX, resolve
+from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import plugin_code
 from packtrain.measuring.table import LEDGER as MEASURED
+from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.packing.pack_plan import LEDGER as PACKED
 from packtrain.reports.run_page import PAGE, write_run_report
 from packtrain.runs.early_warnings import MonitorLimits
@@ -46,6 +48,7 @@ if TYPE_CHECKING:  # torch is loaded when a run begins, not when its module is
     from packtrain.app.train.run_numbers import Dataset
     from packtrain.delivery.collate.batch_values import BatchInfo
     from packtrain.modeling.preparation import ReadyModel
+    from packtrain.packing.pack_plan import PackPlan
     from packtrain.training.callbacks import RunLogger
     from packtrain.training.checkpoints import Checkpoint
     from packtrain.training.predictions import ModelPrediction
@@ -265,26 +268,32 @@ class Session:
             invocation = replace(self.invocation, planned_in=before.invocation.planned_in)
             facts = replace(facts, began=before.began, invocation=invocation)
         folder.begin(resolved_sections(run, packing_length=prepared.numbers.packing_length), facts)
-        folder.gather_ledgers(self._ledgers())
+        folder.write_ledger(self._ledger())
 
     def _finish(self, folder: RunFolder, outcome: RunOutcome) -> tuple[Path | None, tuple[str, ...]]:
         """Write how it ended to run.json and the report; a fault there must not hide the outcome of the run."""
         if not self.here.first:
             return None, ()
         try:
-            folder.finish(outcome, self._ledgers())
+            folder.finish(outcome, self._ledger())
             out = self.prepared.run.config.report.out
             return write_run_report(folder.path, out=Path(out).expanduser() if out is not None else None), ()
         except Exception as error:  # the weights are saved already, whatever is wrong with the report
             lines = str(error).splitlines()
             return None, (f"the report could not be written: {type(error).__name__}: {lines[0] if lines else ''}",)
 
-    def _ledgers(self) -> tuple[Path, ...]:
-        if self.prepared.run.data.online:
-            return ()  # delivery writes the ledger of a stream
-        plan = self.prepared.dataset.plan
-        assert plan.folder is not None, "plans of runs have a folder"
-        return Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED
+    def _ledger(self) -> Iterator[bytes]:
+        """Lines about training data and evaluation data; delivery writes those of a stream."""
+        prepared = self.prepared
+        if not prepared.run.data.online:
+            yield from _ledger_lines(prepared.dataset.plan)
+        if prepared.evaluation is not None:
+            held_out = not prepared.run.config.data.eval_path  # of the same data: who is in which part was said
+            chosen = {NOT_DRAWN, OTHER_PART} if held_out else set()
+            for line in _ledger_lines(prepared.evaluation.plan):
+                entry = json.loads(line)
+                if f"{entry['stage']}: {entry['reason']}" not in chosen:
+                    yield line
 
     def _outcome(
         self, status: str, detail: str, trainer: PackedTrainer | None, watch: RunLogger, started: float
@@ -298,6 +307,7 @@ class Session:
             loss_samples=round(numbers.loss_window) if numbers is not None else None,
             eval_loss=watch.eval_loss,
             samples_seen=last.samples_seen if last is not None else 0,
+            undelivered=trainer.failures.verdict.failures if trainer is not None else 0,
             tokens_per_second=numbers.tokens_per_second if numbers is not None else None,
             seconds=round(watch.seconds_before + time.monotonic() - started, 3),
             detail=detail,
@@ -351,9 +361,14 @@ class Session:
             # With several processes the model is checked as it is wrapped.
             packing_check=run.packing_check and self.here.world > 1,
             on_packing_check=watch.on_packing_check if run.shares_weights else None,  # else it is shown before the run
+            rank_timeout=run.rank_timeout,
             memory_model=None if run.data.online else predicted,
             callbacks=[watch],
-            failures=FailureCounter(float(run.data.max_failure_rate or 0), run.folder / DELIVERY),
+            failures=FailureCounter(
+                float(run.data.max_failure_rate or 0),
+                run.folder / DELIVERY,
+                on_error="fail" if run.data.on_error == "fail" else "skip",
+            ),
         )
 
     def _export(self, trainer: PackedTrainer, folder: RunFolder, outcome: RunOutcome) -> Path:
@@ -368,13 +383,22 @@ class Session:
                 trainer.accelerator.unwrap_model(trainer.model),
                 target,
                 merge_adapters=run.merge_adapters,
-                processor_folder=resolve(run.model.name, cache_dir() / "models"),
+                processor_folder=resolve_model(run.model.name, cache_dir() / "models"),
                 limits=run.data.media_limits(),
                 state_dict=state,
                 chat_template=run.data.own_template(),
                 card=model_card(self.ready, outcome, merged=run.merge_adapters),
             )
         return target
+
+
+def _ledger_lines(plan: PackPlan) -> Iterator[bytes]:
+    """What measuring and packing left out."""
+    assert plan.folder is not None, "plans of runs have a folder"
+    for ledger in (Path(plan.summary.cost_table) / MEASURED, plan.folder / PACKED):
+        if ledger.is_file():
+            with ledger.open("rb") as lines:
+                yield from lines
 
 
 def _summary(folder: Path) -> Summary | None:

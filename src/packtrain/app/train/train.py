@@ -27,7 +27,7 @@ from packtrain.core.fingerprint import differences
 from packtrain.core.secrets import has_secrets, override_without_secrets, without_secrets
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import ProcessorSettings
-from packtrain.families.model_folder import resolve
+from packtrain.families.model_folder import resolve_model
 from packtrain.families.settings import read_settings
 from packtrain.runs.run_folder import CONFIG, RUN, Invocation, RunFacts, RunFolder, RunOutcome
 
@@ -69,7 +69,7 @@ def train(
         overrides = ()
     run = _resolve_run(config, overrides, here.world, resume=resume, max_samples=max_samples)
     _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
-    settings = read_settings(str(resolve(run.model.name, cache_dir() / "models")))
+    settings = read_settings(str(resolve_model(run.model.name, cache_dir() / "models")))
     run = _of_model(run, settings)
     contract_for(settings)  # refused before it is measured
     folder = RunFolder(run.folder)
@@ -153,7 +153,9 @@ def _run_config(
     if config is None and resume:
         folder = with_overrides(RunConfig(), overrides).training.output_dir
         if folder is None:
-            raise ConfigError("--resume", got="no run", expected="its folder", fix="packtrain train --resume RUN")
+            raise ConfigError(
+                "--resume", got="no run", expected="the folder of a run", fix="packtrain train --resume RUN"
+            )
         return Path(folder) / CONFIG if RunFolder(Path(folder)).holds_run else None
     if isinstance(config, RunConfig) or config is None:
         return config

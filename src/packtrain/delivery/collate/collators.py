@@ -55,7 +55,8 @@ class ConstantShapes:
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or (self.segments is not None and self.segments < 1):
-            raise ConfigError("static shapes", got=f"{self.tokens} tokens, {self.segments} segments", expected="more")
+            got = f"{self.tokens} tokens, {self.segments} segments"
+            raise ConfigError("static shapes", got=got, expected="at least one of each")
 
 
 class PackCollator:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from packtrain.core.errors import DataError
+from packtrain.core.errors import DataError, require
 from packtrain.core.modality import PIXELS
 from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.delivery.loader.workers import empty_batch_tensor
@@ -22,14 +22,14 @@ def checked_sample(samples: Sequence[EncodedSample], contract: BatchContract) ->
     positions = 4 if contract.positions == "mrope" else 1
     for sample in samples:
         tokens = len(sample)
-        assert tokens > 0, f"{sample.id}: sample without tokens"
-        assert sample.labels.shape == sample.token_kinds.shape == (tokens,), f"{sample.id}: lengths differ"
-        assert sample.position_ids.shape == (positions, tokens), f"{sample.id}: positions of another family"
-        assert int(sample.position_ids[0, 0]) == 0, f"{sample.id}: positions do not start at 0"
+        require(tokens > 0, f"{sample.id}: sample without tokens")
+        require(sample.labels.shape == sample.token_kinds.shape == (tokens,), f"{sample.id}: lengths differ")
+        require(sample.position_ids.shape == (positions, tokens), f"{sample.id}: positions of another family")
+        require(int(sample.position_ids[0, 0]) == 0, f"{sample.id}: positions do not start at 0")
         first = f"{sample.id}: its first token carries loss, so it would be predicted from its neighbour"
-        assert int(sample.labels[0]) == IGNORED, first
+        require(int(sample.labels[0]) == IGNORED, first)
         unknown = set(sample.media) - set(contract.media)
-        assert not unknown, f"{sample.id}: {sorted(unknown)} are not media of {contract.model_type}"
+        require(not unknown, f"{sample.id}: {sorted(unknown)} are not media of {contract.model_type}")
     limit = contract.longest_together
     if limit is None or len(samples) < 2:
         return

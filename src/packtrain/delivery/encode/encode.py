@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from packtrain.core.errors import ConfigError, DriftError, RecordError
+from packtrain.core.errors import ConfigError, DriftError, RecordError, require
 from packtrain.core.fingerprint import differences
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, media_header
@@ -173,9 +173,10 @@ class SampleEncoder:
                 measured_settings=self._measured_settings,
             )
         end = len(ids) if tokens < 0 else start + tokens
-        assert 0 <= start < end <= len(ids), f"piece {start}:{end} of {len(ids)} tokens of {record.id}"
+        require(0 <= start < end <= len(ids), f"piece {start}:{end} of {len(ids)} tokens of {record.id}")
         shown = decoded if start == 0 else ()
-        assert not kinds[end if start == 0 else start :].any(), f"piece {start}:{end} of {record.id} cuts its media"
+        cut = kinds[end if start == 0 else start :]
+        require(not cut.any(), f"piece {start}:{end} of {record.id} cuts its media")
         labels[start] = IGNORED
         input_ids, token_kinds = torch.from_numpy(ids[start:end]), torch.from_numpy(kinds[start:end])
         media: Mapping[str, Tensor] = {}

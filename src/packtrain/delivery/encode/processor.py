@@ -121,7 +121,7 @@ class RealProcessor:
         image, video = self._token_ids("image"), self._token_ids("video")
         media = image | video
         return Reality(
-            tokens=len(ids),
+            ids=ids,
             media_tokens=sum(i in media for i in ids) if media else None,
             video_tokens=sum(i in video - image for i in ids),
             patches=patches,

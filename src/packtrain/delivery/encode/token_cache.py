@@ -149,7 +149,9 @@ class TokenTable:
                 raise ArtifactError(str(folder), got="incomplete tokens", fix="run the same command again")
             table = cls(folder, digest(content["inputs"]), tuple(TokenPart(**part) for part in content["parts"]))
         except (KeyError, TypeError) as error:
-            raise ArtifactError(str(folder / TOKENS), got=in_one_line(error), expected="its parts", fix=FIX) from None
+            raise ArtifactError(
+                str(folder / TOKENS), got=in_one_line(error), expected="a list of token files", fix=FIX
+            ) from None
         for number in range(len(table.parts)):
             table._require_size(number)
         return table

@@ -108,7 +108,7 @@ class FailureCounter:
         counts = [*(state.get(name) for name in _COUNTS), *(reasons.values() if isinstance(reasons, Mapping) else ())]
         if not is_valid or not all(isinstance(count, int) and count >= 0 for count in counts):
             expected = f"version {_STATE} with {', '.join(_COUNTS)} and reasons"
-            raise ArtifactError("state of the failure watch", got=str(state)[:200], expected=expected)
+            raise ArtifactError("failure counts of the checkpoint", got=str(state)[:200], expected=expected)
         self._samples, self._failures, self._ledger_bytes = (int(state[name]) for name in _COUNTS)
         self._reasons = Counter(reasons)
         self._new_samples, self._new_lines = 0, []
@@ -148,7 +148,9 @@ class FailureCounter:
         self._ledger_bytes = size
 
     def _require_budget(self) -> None:
-        rate = self._budget.max_failure_rate if self._budget.on_error == "skip" else 0.0
+        skips = self._budget.on_error == "skip"
+        rate = self._budget.max_failure_rate if skips else 0.0
+        lenient = "raise max_failure_rate" if skips else "set on_error: skip"
         if self._failures > rate * self._samples:
             # Equal counts in alphabetical order: the message must not depend on who came first.
             common = sorted((-count, reason) for reason, count in self._reasons.items())
@@ -156,7 +158,7 @@ class FailureCounter:
                 f"{self._failures:,} of the first {self._samples:,} samples could not be delivered",
                 got="; ".join(f"{-count:,} x {reason}" for count, reason in common[:3]),
                 expected=f"at most {rate:.1%}" if rate else "none",
-                fix="fix the data, or raise max_failure_rate; the ledger names each sample",
+                fix=f"fix the data, or {lenient}; the ledger names each sample",
             )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, fields
 from functools import partial
@@ -79,15 +80,27 @@ def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_
 def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch: int = 1) -> TrainingArguments:
     """A copy in which what was left at its default follows from the schedule; what was set is kept.
 
-    Epochs that were set are steps of the plan, unless steps were set, which count before them.
+    Epochs that were set are steps of the plan, unless steps were set, which count before them. A value that was set to
+    its default looks like one that was not: a warning names what is replaced.
     """
     derived = copy.copy(args)  # the same arguments may be meant for another dataset, too
     values = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
     if "num_train_epochs" in _set(args) and "max_steps" not in _set(args):
         values["max_steps"] = _count_steps(args.num_train_epochs, schedule)
-    for name, value in values.items():
-        if name not in _set(args):
-            setattr(derived, name, value)
+    replaced = {name: value for name, value in values.items() if name not in _set(args)}
+    for name, value in replaced.items():
+        setattr(derived, name, value)
+    changes = [
+        f"{name} {getattr(args, name)} -> {value}"
+        for name, value in replaced.items()
+        if getattr(args, name) != value and (name, getattr(args, name)) != ("max_steps", -1)  # which says nothing
+    ]
+    if changes and args.process_index == 0:
+        warnings.warn(
+            f"training arguments that follow from the dataset's packs: {', '.join(changes)}; "
+            "TrainingArguments(**trainer_arguments(schedule), ...) sets them",
+            stacklevel=3,
+        )
     return derived
 
 

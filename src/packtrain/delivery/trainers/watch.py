@@ -34,6 +34,7 @@ _BEFORE_ALL = (NOT_STARTED, 0)
 _WATCHDOG_RANK = 0  # the rank that checks all others
 _ROUNDS = 20  # heartbeats within a deadline
 _LONGEST_INTERVAL = 5.0
+START_DEADLINE = 1800.0  # seconds: models are compiled, and data are looked for
 _RESERVE = 8  # intervals between noticing something and the last rank's end
 _SOONEST = 0.25  # seconds between heartbeats of steps; longer steps are sent one by one
 _ACKNOWLEDGED_WITHIN = 4  # intervals
@@ -173,7 +174,7 @@ class RankWatchdog:
         *,
         deadline: float = 120.0,  # seconds until all ranks have ended
         step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
-        start_deadline: float = 1800.0,  # until every rank has started its first step
+        start_deadline: float = START_DEADLINE,  # until every rank has started its first step
         host: str | None = None,
         action: Callable[[str], None] = end_process,
     ) -> None:
@@ -325,7 +326,7 @@ class RankWatchdog:
         if not failed:
             self._stopped.set()
             step = f"at step {self._own.step}" if self._own.step >= 0 else "before its first step"
-            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, or it would wait for ever")
+            self._action(f"{verdict}\n  rank {self._rank} on {self._own.host} ends {step}, instead of waiting forever")
 
     def _all_acknowledged(self, verdict: str) -> bool:
         """Has every rank acknowledged the verdict that still needs to? One that is gone does not."""

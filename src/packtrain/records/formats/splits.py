@@ -42,7 +42,9 @@ def splits_of_card(folder: str, subset: str | None, names: Sequence[str]) -> dic
                     got = f"{name} in the splits {split_of_name[name]} and {split}"
                     raise ConfigError(f"README.md of {folder}", got=got, expected="one split per file", fix=_WAY)
     if subset is not None and not split_of_name:
-        raise ConfigError(f"subset of {folder}", got=f"{subset}, which has no files", expected="its files")
+        raise ConfigError(
+            f"subset of {folder}", got=f"{subset}, which matches no file", expected="a subset with files", fix=_WAY
+        )
     return split_of_name or None
 
 

@@ -19,7 +19,7 @@ from packtrain.records.source import RawRecord
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from packtrain.records.schemas.to_record import SchemaOptions
+    from packtrain.records.schemas.converters import SchemaOptions
 
 DEFAULT_PROMPT = "List every object in the image, one per line, with its description and its position."
 _JSON = json.JSONEncoder(ensure_ascii=False)
