@@ -301,7 +301,17 @@ class TestRun:
         later = sum(step["tokens"] for step in steps[1:]) / sum(step["step_seconds"] for step in steps[1:])
         assert said["outcome"]["tokens_per_second"] == page.tokens_per_second == pytest.approx(later)
         facts = facts_of(folder)
-        names = ("plan", "packs_per_step", "seed", "balance", "world", "rows_per_batch", "model", "mode", "derived")
+        names = (
+            "plan",
+            "packs_per_step",
+            "seed",
+            "balance",
+            "world_size",
+            "rows_per_batch",
+            "model",
+            "mode",
+            "derived",
+        )
         assert all(name in facts for name in (*names, "outcome", "versions", "fingerprints"))
         assert facts["derived"]["steps"] == 3
         assert facts["origin"] == {"seed": 0}, "tiny weights are drawn from it"
@@ -542,7 +552,7 @@ class TestRun:
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count("packed training into") == 1, "only the first process prints"
         facts = facts_of(tmp_path / "out")
-        assert (facts["world"], facts["outcome"]["status"]) == (2, "complete")
+        assert (facts["world_size"], facts["outcome"]["status"]) == (2, "complete")
         assert facts["packs_per_step"] % 2 == 0
         assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3]
 

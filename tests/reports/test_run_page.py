@@ -132,7 +132,7 @@ def test_charts_that_say_nothing_are_left_out(tmp_path: Path) -> None:
         page = read_page(write_run_report(folders[0], others=folders[1:]))
         return [caption.text for caption in page.all("figcaption")]
 
-    none, padded = Made(padding=0.0, steps=12, world=1), Made(padding=0.5, steps=12, mode="padded", world=1)
+    none, padded = Made(padding=0.0, steps=12, world_size=1), Made(padding=0.5, steps=12, mode="padded", world_size=1)
     assert not any(title.startswith(("Padding", "Equal work")) for title in titles(none))
     assert any(title.startswith("Padding") for title in titles(none, padded)), "beside a run that has some"
     assert not any(title.startswith("Fill") for title in titles(padded)), "it is what is no padding"

@@ -60,7 +60,7 @@ def test_a_line_in_the_making_is_no_fault_and_a_broken_one_is_said(tmp_path: Pat
     run = read_run(folder)
     assert len(run.steps) == 19
     assert 5 not in run.steps["step"]
-    assert "1 lines of metrics.jsonl" in run.notes[0]
+    assert "1 unreadable line of metrics.jsonl" in run.notes[0]
 
 
 def test_a_step_that_was_trained_again_counts_as_it_was_last(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_steps_that_warm_up_count_as_long_as_a_step_is_later() -> None:
 def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) -> None:
     """A slow first step that counted in one of them alone made a run the faster by its time and slower by its speed."""
     steps, slow = 40, 60.0
-    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world=1) for name in ("packed", "padded")]
+    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world_size=1) for name in ("packed", "padded")]
     for run, first, other in zip(runs, (0.5, slow), (0.55, 0.5), strict=True):
         run.steps.columns["step_seconds"][:] = [first, *([other] * (steps - 1))]
     packed, padded = runs[0], replace(runs[1], about=replace(runs[1].about, mode="padded"))

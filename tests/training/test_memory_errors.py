@@ -12,8 +12,9 @@ from small_run import dataset, model_of, shared, trainer_of
 
 from packtrain.core.errors import MemoryLimitError
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.families.model_folder import resolve_model
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
@@ -78,7 +79,7 @@ def test_everything_is_said() -> None:
         "4 images",
         "id0",
         "and 4 more",
-        "2.0 of 80.0",
+        "2.0 GiB of 80.0 GiB free",
     ):
         assert words in text
 

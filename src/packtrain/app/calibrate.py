@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.numbers import GIB
 from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import known_config, known_shapes
 from packtrain.predicting.calibration import (
@@ -97,7 +98,7 @@ MEMORY_GOAL, TIME_GOAL = 0.08, 0.12  # relative errors that predictions of held-
 BUDGET = 400.0  # seconds after which no further setting is begun
 DEVICES = ("cuda", "cpu")
 # A CPU has no data sheet: numbers of this order, from which the fit starts.
-CPU = Gpu(name="cpu", memory_bytes=8 << 30, bf16_flops=1e11, bandwidth=2e10, link_bandwidth=1e9)
+CPU = Gpu(name="cpu", memory_bytes=8 * GIB, bf16_flops=1e11, bandwidth=2e10, link_bandwidth=1e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.cutting import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
-from packtrain.packing.schedule import EMPTY, Balance, Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Balance, Schedule
 from packtrain.runs.run_folder import CONFIG, RUN
 from packtrain.runs.training_run import TrainingRun, read_run
 
@@ -216,7 +216,7 @@ class InspectedStep:
     epoch: int
     packing_length: int
     unit: str  # "pack", or "row" in a padded run without packs
-    world: int
+    world_size: int
     packs: tuple[StepPack, ...]  # by micro-batch and rank, without empty ones
     logged: Mapping[str, float]  # from metrics.jsonl; empty if it has not been trained
     warnings: tuple[str, ...]
@@ -230,10 +230,10 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     if not 1 <= step <= steps:
         raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
     before = schedule.state_after(step - 1)
-    world, rows = training_run.about.world, training_run.about.rows_per_batch
+    world_size, rows = training_run.about.world_size, training_run.about.rows_per_batch
     strategy = schedule.plan.config.packing_strategy
     number = before.next_pack // schedule.packs_per_step
-    placed = schedule.micro_batches(before.epoch, number, world, rows_per_batch=rows)
+    placed = schedule.micro_batches(before.epoch, number, world_size, rows_per_batch=rows)
     packs = tuple(
         StepPack(
             micro_batch=int(micro_batch),
@@ -241,7 +241,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
             pack=int(placed[micro_batch, column]),
             samples=tuple(pack_samples(schedule.plan, table, int(placed[micro_batch, column]), before.epoch)),
         )
-        for micro_batch, column in np.argwhere(placed != EMPTY)
+        for micro_batch, column in np.argwhere(placed != EMPTY_PACK)
     )
     return InspectedStep(
         step=step,
@@ -249,7 +249,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         epoch=before.epoch,
         packing_length=schedule.plan.config.packing_length,
         unit="row" if training_run.about.mode == "padded" and strategy == "none" else "pack",
-        world=world,
+        world_size=world_size,
         packs=packs,
         logged=_logged_values(training_run, step),
         warnings=tuple(f"{one.kind}: {one.message}" for one in training_run.warnings if one.step == step),

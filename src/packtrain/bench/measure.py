@@ -19,6 +19,7 @@ from packtrain.bench.data import PICTURES, write_pictures
 from packtrain.bench.host import timed, tree_memory
 from packtrain.bench.printing import column
 from packtrain.core.cache_root import cache_dir
+from packtrain.core.numbers import MIB
 from packtrain.delivery.encode.processor import RealProcessor, load_reference
 from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.columns import UnitRows
@@ -211,7 +212,7 @@ def _memory(root: Path, folder: str, size: int, workers: int) -> Peak:
     started = time.perf_counter()
     peak = peak_of([*command, "--out", str(root / f"out-{size}"), "--workers", str(workers), "--json"])
     seconds = time.perf_counter() - started
-    return Peak(records=size, peak_mib=peak / 2**20, seconds=seconds, records_per_second=size / seconds)
+    return Peak(records=size, peak_mib=peak / MIB, seconds=seconds, records_per_second=size / seconds)
 
 
 def peak_of(command: list[str]) -> int:

@@ -292,7 +292,7 @@ def alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
     finally:
         if file is not None:
             if held:  # closing would leave it to processes that were forked meanwhile
-                fcntl.flock(file, fcntl.LOCK_UN)
+                unlock(file)
             os.close(file)
 
 
@@ -333,6 +333,16 @@ def lock(descriptor: int, *, wait: bool = True) -> bool:
     except OSError:
         return False
     return True
+
+
+def share(descriptor: int) -> None:
+    """Let others share the lock that this process holds on an open file."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def unlock(descriptor: int) -> None:
+    """Give up the lock on an open file, in all processes that have a copy of it."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _open_lock_file(path: Path) -> int | None:

@@ -67,7 +67,7 @@ def _run(run: TrainingRun) -> Content:
     return {
         "folder": shown(run.folder, LONGEST),
         "name": shown(run.name, 80),
-        "about": {name: _short(getattr(about, name)) for name in ("model", "mode", "world")},
+        "about": {name: _short(getattr(about, name)) for name in ("model", "mode", "world_size")},
         "status": shown(run.status, 80),
         "ended": end_text(run),
         "complete": run.status == "complete",
@@ -144,7 +144,7 @@ def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
 
 
 def _own(about: About) -> dict[str, Scalar]:
-    names = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world")
+    names = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world_size")
     return {name: getattr(about, name) for name in names}
 
 
@@ -266,7 +266,7 @@ def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
     if when[0]:
         yield "When", " to ".join(time.replace("T", " ").replace("Z", " UTC") for time in when if time)
     machine = [_text(other.get("host")), _text(run.about.derived.get("expected.gpu"))]
-    machine += [f"{run.about.world} process{'' if run.about.world == 1 else 'es'}"]
+    machine += [counted(run.about.world_size, "process", "processes")]
     yield "Where", ", ".join(part for part in machine if part)
     planned = other.get("planned_in")
     if isinstance(planned, str) and Path(planned).is_absolute() and len(planned) <= LONGEST:

@@ -183,15 +183,15 @@ def _comparison_sentence(runs: Sequence[TrainingRun], both: Comparison, labels: 
     if both.apart is None:
         return "A loss is not a number"
     same = same_loss(both)
-    learned = "The same loss" if same else f"Losses {percent(both.apart)} apart"
-    learned += "" if both.enough else f" after {count(both.samples)} samples"
+    losses = "The same loss" if same else f"Losses {percent(both.apart)} apart"
+    losses += "" if both.enough else f" after {count(both.samples)} samples"
     if other_starts(runs):
-        learned += ", from different starting weights"
+        losses += ", from different starting weights"
     if speed is None:
-        return learned if both.enough else f"{learned}; too few steps to compare speed"
+        return losses if both.enough else f"{losses}; too few steps to compare speed"
     if 1 / _FASTER < speed < _FASTER:
-        return f"{learned}, equally fast"
-    return f"{learned}, {times(speed)} as fast" if same else f"{learned}; {subject} is {times(speed)} as fast"
+        return f"{losses}, equally fast"
+    return f"{losses}, {times(speed)} as fast" if same else f"{losses}; {subject} is {times(speed)} as fast"
 
 
 def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:

@@ -99,7 +99,7 @@ class RunFacts:
     rows_per_batch: int | None = None
     seed: int | None = None
     balance: str | None = None
-    world: int | None = None
+    world_size: int | None = None
     fingerprints: Mapping[str, str | None] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None  # what the data are known by, to be compared when it is resumed
     evaluated: Mapping[str, Any] | None = None  # the same of evaluation data

@@ -126,7 +126,7 @@ class StepMetrics:
             title="Step time",
             unit="of the slowest rank",
             group="speed",
-            format="seconds",
+            format="duration",
             cut=True,
             predicted="predicted_seconds",
         ),

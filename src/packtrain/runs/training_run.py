@@ -19,6 +19,7 @@ import numpy as np
 
 from packtrain.core.artifacts import is_held, open_own
 from packtrain.core.errors import ConfigError, PathError
+from packtrain.core.numbers import counted
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.metrics_log import METRICS
 from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
@@ -89,7 +90,7 @@ class About:
     rows_per_batch: int = 1
     seed: int = 0
     balance: str = "sorted"
-    world: int = 1
+    world_size: int = 1
     derived: Mapping[str, Scalar] = field(default_factory=dict)  # names of inner values are joined by dots
     outcome: Mapping[str, Scalar] = field(default_factory=dict)
     other: Mapping[str, Scalar] = field(default_factory=dict)
@@ -213,7 +214,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, object]]:
             else:
                 broken += 1
     if broken:
-        notes.append(f"{broken:,} lines of {path.name} could not be read and are left out.")
+        notes.append(f"{counted(broken, 'unreadable line')} of {path.name} left out.")
 
 
 def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ...], tuple[EarlyWarning, ...]]:
@@ -236,7 +237,8 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ..
     ordered = [steps[step] for step in sorted(steps)]
     whole = [line for line in ordered if _whole(line.get("samples_seen")) is not None]
     if len(whole) < len(ordered):
-        notes.append(f"{len(ordered) - len(whole):,} steps of {path.name} do not say what was seen and are left out.")
+        without = counted(len(ordered) - len(whole), "step")
+        notes.append(f"{without} of {path.name} without samples_seen left out.")
     return _columns(whole), tuple(evaluations[step] for step in sorted(evaluations)), tuple(warnings)
 
 
@@ -261,7 +263,7 @@ def _whole(value: object) -> int | None:
 
 
 def _about(facts: Mapping[str, object]) -> About:
-    own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
+    own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world_size")
     # What the user's config said is in run.yaml too, resolved; what was measured, and weights, are for resuming.
     apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
     return About(
@@ -272,7 +274,7 @@ def _about(facts: Mapping[str, object]) -> About:
         rows_per_batch=_whole(facts.get("rows_per_batch")) or 1,
         seed=_whole(facts.get("seed")) or 0,
         balance=_string(facts.get("balance")) or "sorted",
-        world=_whole(facts.get("world")) or 1,
+        world_size=_whole(facts.get("world_size")) or 1,
         derived=_flat(facts.get("derived")),
         outcome=_flat(facts.get("outcome")),
         other=_flat({key: value for key, value in facts.items() if key not in (*own, *apart)}),

@@ -29,6 +29,7 @@ import torch
 from packtrain.core.artifacts import free_bytes, read_json, refuse_links, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
+from packtrain.core.numbers import counted
 from packtrain.training.agreement import Sums, gather_faults, shared_sums, world_size
 
 MARKER = "checkpoint.json"
@@ -44,7 +45,7 @@ _LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
-_FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
+_FACTS: Mapping[str, type] = {"step": int, "world_size": int, "resumable": bool}
 
 Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
 
@@ -55,7 +56,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    world: int  # ranks that wrote it
+    world_size: int  # ranks that wrote it
     resumable: bool  # it has more than weights
     files: Mapping[str, FileSum]
     passed_over: tuple[str, ...] = ()  # newer ones of its folder that cannot be used, and why
@@ -88,8 +89,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if wrong:
         raise ArtifactError(
             str(path),
-            got=f"{wrong[0]} is missing or has another size than when it was written ({len(wrong)} files)",
-            expected=f"the {len(checkpoint.files)} files that {MARKER} lists",
+            got=f"{wrong[0]} is missing or has another size than when it was written ({counted(len(wrong), 'file')})",
+            expected=f"the {counted(len(checkpoint.files), 'file')} that {MARKER} lists",
             fix="resume from an earlier one",
         )
     return checkpoint
@@ -256,7 +257,7 @@ class CheckpointFolder:
         sums.require()
         share_files(saving)
         files = {name: one.plain() for name, one in sums.files.items()}
-        facts = {"step": step, "world": world_size(), "resumable": resumable, "files": files}
+        facts = {"step": step, "world_size": world_size(), "resumable": resumable, "files": files}
         write_json(saving / MARKER, KIND, VERSION, facts, checked=True)
         for path in (*saving.rglob("*"), saving):
             sync(path)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from packtrain.core.errors import MemoryLimitError
+from packtrain.core.numbers import counted, gib
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.predicting.time import Coefficients, step_time
@@ -158,7 +159,7 @@ def explain(
         str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
     ]
     if memory.total:
-        facts.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+        facts.insert(0, f"{gib(memory.free)} of {gib(memory.total)} free, {gib(memory.reserved)} held here")
     room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
@@ -243,8 +244,8 @@ def _packs_in_words(batch: BatchInfo) -> str:
 def _contents_in_words(batch: BatchInfo) -> str:
     patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
     return (
-        f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, {batch.images:,} images, "
-        f"{batch.videos:,} videos in {batch.samples:,} samples"
+        f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, "
+        f"{counted(batch.images, 'image')}, {counted(batch.videos, 'video')} in {counted(batch.samples, 'sample')}"
     )
 
 
@@ -253,7 +254,3 @@ def _samples_in_words(batch: BatchInfo) -> str:
         return ""
     more = f" and {len(batch.ids) - _SHOWN} more" if len(batch.ids) > _SHOWN else ""
     return f"samples {', '.join(batch.ids[:_SHOWN])}{more}"
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f}"

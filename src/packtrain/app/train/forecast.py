@@ -95,7 +95,7 @@ def predict_run(
             load=worst,
             workers=workers,
             prefetch=prefetch,
-            gpus_per_node=min(prepared.run.world, GPUS_PER_NODE),
+            gpus_per_node=min(prepared.run.world_size, GPUS_PER_NODE),
         ).memory_bytes,
         fitting_tokens=model.fitting(worst, model.gpu.memory_bytes),
         fitted=model.memory.fitted and model.time is not None and model.time.fitted,

@@ -30,7 +30,7 @@ class ProcessPlace:
     """The rank of this process."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     local_rank: int = 0
 
     @property
@@ -41,8 +41,8 @@ class ProcessPlace:
     @classmethod
     def here(cls) -> ProcessPlace:
         """From the environment of torchrun or accelerate launch; one process without them."""
-        rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        return cls(rank=rank, world=max(world, 1), local_rank=local)
+        rank, world_size, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        return cls(rank=rank, world_size=max(world_size, 1), local_rank=local)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

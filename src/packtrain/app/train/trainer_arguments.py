@@ -68,7 +68,7 @@ def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> Trainin
     from packtrain.delivery.trainers.mixin import trainer_arguments
 
     run, dataset = prepared.run, prepared.dataset
-    derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
+    derived = trainer_arguments(dataset.schedule, world_size=run.world_size, rows_per_batch=dataset.rows_per_batch)
     own = {**run.arguments, **derived, "max_steps": prepared.numbers.steps, "output_dir": str(run.folder)}
     own["gradient_checkpointing"] = False  # set on the model already, part by part
     if bf16_weights:
@@ -79,7 +79,7 @@ def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> Trainin
     ):  # without it a launcher's processes would not find each other
         own["use_cpu"] = True
         own.pop("tf32", None)
-        if run.world > 1:
+        if run.world_size > 1:
             own.setdefault("ddp_backend", "gloo")
     return accepted_arguments(own, given=run.arguments)
 

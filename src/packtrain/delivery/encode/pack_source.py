@@ -16,9 +16,9 @@ import numpy as np
 from packtrain.core.errors import DataError, RecordError
 from packtrain.core.retries import Answer, retry
 from packtrain.core.values import LedgerEntry, Record
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 
 if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import SampleCounts
