@@ -549,7 +549,9 @@ def test_help_says_what_it_is_for_and_groups_options(run: Run) -> None:
     assert "measure [OPTIONS] DATA" in page
     headings = re.findall(r"^(\w[\w ]*):$", page, re.M)
     assert headings == ["Arguments", "Options", "Data", "Schema and text", "Media", "Filters", "Run"]
-    assert page.partition("Options:")[2].partition("\nData:")[0].count("\n  -") == 4, "model, output, JSON and help: all others are in a group"
+    assert page.partition("Options:")[2].partition("\nData:")[0].count("\n  -") == 4, (
+        "model, output, JSON and help: all others are in a group"
+    )
     assert {name for names in GROUPS.values() for name in names} <= {*KEYS, *MEDIA_LIMITS}
 
 
