@@ -237,7 +237,7 @@ def test_copies_and_few_labels_are_said(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(3 * (json.dumps({"messages": turns}) + "\n"))
     out = run(*measure(tmp_path / "data.jsonl", "tiny:llama", tmp_path / "out"))[1]
     assert "2 of 3 records have the same text as another one" in out
-    assert "of all tokens carry loss (6 of" in out
+    assert "of all tokens are supervised (6 of" in out
 
 
 def test_bars_say_how_long() -> None:
