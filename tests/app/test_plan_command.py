@@ -355,7 +355,7 @@ class TestTheConfig:
     def test_names_that_are_not_settings(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         for given in (
             {"setup": {"methd": "lora"}},
-            {"baseline": {"epoch": 2}},
+            {"baseline": {"num_train_epoch": 2}},
             {"limits": {"max_image_per_pack": [3]}},
         ):
             with pytest.raises(ConfigError, match="did you mean"):
