@@ -21,7 +21,7 @@ from packtrain.app.train.forecast import (
 )
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.trainer_arguments import accepted_arguments, make_arguments, make_course
+from packtrain.app.train.trainer_arguments import accepted_arguments, course_notes, make_arguments, make_course
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
 from packtrain.packing.schedule import EMPTY_PACK
