@@ -175,8 +175,8 @@ def test_doctor_says_what_is_there_and_what_is_not(run: Run, monkeypatch: pytest
     code, out, err = run("doctor", "--json")
     assert (code, err) == (0, "")
     parts = {part["name"]: part for part in json.loads(out)["parts"]}
-    assert parts["Python"]["found"].startswith(platform.python_version())
-    assert parts["ray"]["found"] == ""
+    assert parts["Python"]["details"].startswith(platform.python_version())
+    assert parts["ray"]["details"] == ""
     assert {"torch", "GPUs", "driver", "flash-attn", "flex attention", "cache"} <= set(parts)
     code, out, _ = run("doctor")
     assert "[ray]'" in out, "brackets are no markup"
