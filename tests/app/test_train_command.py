@@ -29,7 +29,7 @@ from packtrain.app.train.resolve import resolve_run
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve_model
-from packtrain.runs.run_folder import RunFacts, RunFolder, RunOutcome, origin
+from packtrain.runs.run_folder import Origin, RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import summarise_run
 from packtrain.runs.training_run import read_run
 
@@ -315,10 +315,10 @@ class TestRun:
         assert all(name in facts for name in (*names, "outcome", "versions", "fingerprints"))
         assert facts["derived"]["steps"] == 3
         assert facts["origin"] == {"seed": 0}, "tiny weights are drawn from it"
-        assert origin(str(folder / "final"), 0) == {
-            **{"run": str(folder), "weights": "final", "model": "tiny:llama"},
-            **{"step": 3, "samples_seen": steps[-1]["samples_seen"]},
-        }
+        seen = steps[-1]["samples_seen"]
+        assert origin(str(folder / "final"), 0) == Origin(
+            run=str(folder), weights="final", model="tiny:llama", step=3, samples_seen=seen
+        )
         assert origin(str(tmp_path), 0) is None
         assert facts["derived"]["course"]["rates"] == {"language": 1e-2}
         assert facts["command"]

@@ -11,8 +11,9 @@ import pytest
 from made_packs import BROKEN, DEAD, FLAKY, content, loader_of, plan_of, reads, source_of
 
 from packtrain.core.errors import DataError
+from packtrain.core.retries import PAUSES
 from packtrain.delivery.encode.encoded_sample import PackKey
-from packtrain.delivery.encode.pack_source import PAUSES, STAGE
+from packtrain.delivery.encode.pack_source import STAGE
 from packtrain.packing.pack_plan import CUT_SCHEMA, EpochPacks, PackPlan
 from packtrain.packing.schedule import EMPTY_PACK
 

@@ -194,7 +194,7 @@ def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) ->
     runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world_size=1) for name in ("packed", "padded")]
     for run, first, other in zip(runs, (0.5, slow), (0.55, 0.5), strict=True):
         run.steps.columns["step_seconds"][:] = [first, *([other] * (steps - 1))]
-    packed, padded = runs[0], replace(runs[1], about=replace(runs[1].about, mode="padded"))
+    packed, padded = runs[0], replace(runs[1], facts=replace(runs[1].facts, mode="padded"))
     both, summaries = compare_runs([packed, padded]), [summarise_run(run) for run in (packed, padded)]
     assert both is not None
     ours, theirs = both.runs

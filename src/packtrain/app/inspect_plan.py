@@ -64,16 +64,16 @@ def load_plan(folder: str | Path) -> PackPlan:
 
 def plan_of_run(run: TrainingRun) -> Path:
     """The folder of the plan that a run is trained with."""
-    if run.about.derived.get("looked_at"):
+    if run.facts.derived is not None and run.facts.derived.looked_at:
         raise ConfigError(
             str(run.folder),
             got="a run over a stream (data.online), whose packs are not stored",
             expected="a run over data that were measured first",
         )
-    if run.about.plan is None:
+    if run.facts.plan is None:
         expected = "what packtrain train writes before its first step"
         raise ArtifactError(str(run.folder / RUN), got="no plan", expected=expected)
-    plan = Path(run.about.plan)
+    plan = Path(run.facts.plan)
     if not plan.is_absolute() and not plan.exists():
         plan = run.folder / plan
     if not plan.exists():
@@ -230,7 +230,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     if not 1 <= step <= steps:
         raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
     before = schedule.state_after(step - 1)
-    world_size, rows = training_run.about.world_size, training_run.about.rows_per_batch
+    world_size, rows = training_run.facts.world_size, training_run.facts.rows_per_batch
     strategy = schedule.plan.config.packing_strategy
     number = before.next_pack // schedule.packs_per_step
     placed = schedule.micro_batches(before.epoch, number, world_size, rows_per_batch=rows)
@@ -248,7 +248,7 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
         steps=steps,
         epoch=before.epoch,
         packing_length=schedule.plan.config.packing_length,
-        unit="row" if training_run.about.mode == "padded" and strategy == "none" else "pack",
+        unit="row" if training_run.facts.mode == "padded" and strategy == "none" else "pack",
         world_size=world_size,
         packs=packs,
         logged=_logged_values(training_run, step),
@@ -258,22 +258,22 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
 
 def run_schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
     """The order in which a run takes its packs, and the cost table of its plan."""
-    about = run.about
-    if about.packs_per_step is None or about.balance not in get_args(Balance):
+    facts = run.facts
+    if facts.packs_per_step is None or facts.balance not in get_args(Balance):
         raise ArtifactError(
             str(run.folder / RUN),
             got="no valid packs_per_step and balance",
             expected="what packtrain train writes before its first step",
         )
     plan, table = open_plan(plan_of_run(run), costs)
-    balance: Balance = about.balance  # type: ignore[assignment]
-    return Schedule(plan, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
+    balance: Balance = facts.balance  # type: ignore[assignment]
+    return Schedule(plan, packs_per_step=facts.packs_per_step, seed=facts.seed, balance=balance), table
 
 
 def _steps(run: TrainingRun, schedule: Schedule) -> int:
     """Steps of the run, from run.json, or else all of its plan."""
-    planned, derived = schedule.num_steps(), run.about.derived.get("steps")
-    return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
+    planned, derived = schedule.num_steps(), run.facts.derived
+    return min(derived.steps, planned) if derived is not None and derived.steps else planned
 
 
 def _logged_values(run: TrainingRun, step: int) -> dict[str, float]:

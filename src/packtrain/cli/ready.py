@@ -14,9 +14,8 @@ from packtrain.core.numbers import counted, decimal, duration, gib, percent
 
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun
-    from packtrain.app.train.run_numbers import RunNumbers
-    from packtrain.app.train.trainer_arguments import Course
     from packtrain.modeling.adapters import TrainedPart
+    from packtrain.runs.derived import Course, RunNumbers
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:

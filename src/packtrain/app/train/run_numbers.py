@@ -16,51 +16,11 @@ from packtrain.families.settings import read_settings
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.packing.schedule import Schedule
 from packtrain.planning.sweep import KEPT
+from packtrain.runs.derived import RunNumbers
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
 _MATTERS = 0.05  # share of the samples; if more are left out, there is a warning
 _FIRST_PACKS = 4  # that are shown
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunNumbers:
-    """Every number that follows from config and data."""
-
-    mode: str  # packed or padded
-    samples: int  # per epoch; one that is split counts once
-    left_out: int  # entries of the ledger, except those not drawn: unusable, filtered out, or fitting no pack
-    too_large: int  # samples among them that fit no pack
-    unlabelled: int  # pieces of cut samples among them that have no labels
-    cut: int  # samples that were truncated or split
-    cut_tokens: int  # after the cut, trained nowhere
-    cut_supervised: int  # labels lost by cutting
-    not_drawn: int  # records beyond max_samples
-    held_out: int  # records held out for evaluation by eval_size
-    waiting: int  # samples that this epoch does not use, because their source has a weight below 1
-    packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
-    packing_length: int
-    fill: float  # share of real tokens in packs, or in padded batches
-    samples_per_pack: float
-    packs_per_step: int
-    samples_per_step: float
-    step_samples: tuple[int, int]  # the fewest and the most of a whole step of the first epoch
-    rows_per_batch: int
-    micro_batches: int  # forward passes of each process in a step
-    steps: int
-    steps_per_epoch: int
-    epochs: float
-    tokens: int  # per epoch
-    supervised_tokens: int
-    longest: int
-    images: int
-    videos: int
-    frames: int
-    world_size: int
-    first_packs: tuple[tuple[int, float], ...] = ()  # samples and fill of the packs that are trained first
-    evaluation_samples: int = 0
-    evaluation_left_out: int = 0
-    evaluation_batches: int = 0  # over all processes
-    looked_at: int | None = None  # packs of a stream from which samples and tokens are estimated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

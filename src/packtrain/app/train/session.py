@@ -24,7 +24,7 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.trainer_arguments import make_arguments, make_course, try_arguments
+from packtrain.app.train.trainer_arguments import course_notes, make_arguments, make_course, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
 from packtrain.core.numbers import counted
@@ -144,11 +144,12 @@ class Session:
             notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
         predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
+        steps, epochs = prepared.numbers.steps, prepared.numbers.epochs
         course = make_course(
             args,
             run,
-            steps=prepared.numbers.steps,
-            epochs=prepared.numbers.epochs,
+            steps=steps,
+            epochs=epochs,
             trained=[one.name for one in loaded.trainable if one.trained],
             dtype=str(loaded.dtype).removeprefix("torch."),
         )
@@ -158,7 +159,7 @@ class Session:
             run=run,
             numbers=prepared.numbers,
             done=prepared.done,
-            notes=(*notes, *course.notes),
+            notes=(*notes, *course_notes(args, run, steps=steps, epochs=epochs)),
             warnings=prepared.warnings,
             risks=(*memory_warning(predicted, prepared), *disk_warning(course, prediction, run.folder)),
             course=course,

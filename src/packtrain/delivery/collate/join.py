@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 from packtrain.core.errors import DataError, require
 from packtrain.core.modality import PIXELS
 from packtrain.core.numbers import counted
+from packtrain.delivery.collate.shared_memory import empty_batch_tensor
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow
-from packtrain.delivery.loader.workers import empty_batch_tensor
 from packtrain.families.family import BatchContract
 from packtrain.packing.schedule import EMPTY_PACK
 

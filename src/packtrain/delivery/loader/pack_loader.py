@@ -21,12 +21,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packtrain.core.errors import DataError, PacktrainError, describe_exits, in_one_line
+from packtrain.delivery.collate.shared_memory import SharedBatches
 from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
 from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, PackSampler, Span, rank_and_world
 from packtrain.delivery.loader.workers import (
     WORKER_DIED,
-    SharedBatches,
     advice,
     defer_worker_deaths,
     exit_codes,
