@@ -387,7 +387,7 @@ def _uses(cost: Cost) -> dict[str, int]:
 
 def _with_date(request: Request) -> Request:
     try:
-        return request.dated()
+        return request.with_date()
     except ConfigError:  # no readable model, which a custom encoder does not need
         return request
 

@@ -87,10 +87,10 @@ class Baseline:
         return "your current run" if self.today else "a default padded run"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Its name and how it computes.
 
-        >>> Baseline().described
+        >>> Baseline().description
         'a default padded run (batches of 2, random order, sdpa attention, eager layers)'
         """
         order = "grouped by length" if self.group_by_length else "random order"

@@ -21,7 +21,7 @@ from packtrain.reports.run_words import (
 )
 from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
 from packtrain.runs.derived import Adapters, Course, Derived
-from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
+from packtrain.runs.run_summary import RunComparison, Summary, along, compare_runs, summarise_run
 from packtrain.runs.training_run import Scalar, TrainingRun
 
 SHOWN_WARNINGS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 60, 24, 40
@@ -99,7 +99,7 @@ def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Co
     return points
 
 
-def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
+def _comparison(runs: Sequence[TrainingRun], both: RunComparison) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
