@@ -98,7 +98,7 @@ def test_same_study_gives_the_same_bytes(hostile: Written, tmp_path: Path) -> No
 def test_an_earlier_study_is_replaced(tmp_path: Path) -> None:
     made = studies.single()
     write_study(made.study, made.samples, tmp_path)
-    write_study(replace(made.study, model="another"), made.samples, tmp_path)
+    write_study(replace(made.study, model="another"), made.samples, tmp_path, overwrite=True)
     assert set(contents(tmp_path)) == set(FILES)
     assert json.loads((tmp_path / "recommendations.json").read_text())["about"]["model"] == "another"
 
@@ -123,7 +123,7 @@ def test_a_failure_leaves_the_earlier_study_as_it_was(tmp_path: Path) -> None:
     write_study(made.study, made.samples, tmp_path)
     before = contents(tmp_path)
     with pytest.raises(OSError, match="the disk is gone"):
-        write_study(replace(made.study, model="another"), failing(made.samples), tmp_path)
+        write_study(replace(made.study, model="another"), failing(made.samples), tmp_path, overwrite=True)
     assert contents(tmp_path) == before
 
 
@@ -132,7 +132,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     write_study(made.study, made.samples, tmp_path)
     (tmp_path / ".study.12345.tmp").mkdir()
     (tmp_path / ".study.12345.tmp" / "sample_stats.jsonl").write_text("half a li")
-    write_study(made.study, made.samples, tmp_path)
+    write_study(made.study, made.samples, tmp_path, overwrite=True)
     assert set(contents(tmp_path)) == set(FILES)
 
 
