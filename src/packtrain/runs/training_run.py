@@ -228,8 +228,10 @@ def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ..
             steps[step] = line  # a step that was trained again after a crash counts as it was trained last
         elif kind == "eval":
             loss, epoch = (_number(line.get(key)) for key in ("eval_loss", "epoch"))
-            samples = _whole(line.get("samples_seen")) or 0
-            evaluations[step] = EvalMetrics(step=step, epoch=epoch, eval_loss=loss, samples_seen=samples)
+            samples, failures = (_whole(line.get(key)) or 0 for key in ("samples_seen", "eval_failures"))
+            evaluations[step] = EvalMetrics(
+                step=step, epoch=epoch, eval_loss=loss, samples_seen=samples, eval_failures=failures
+            )
         elif kind == "warning":
             of, finding, advice = (str(line.get(key, "")) for key in ("warning", "message", "advice"))
             warnings.append(EarlyWarning(step=step, kind=of, message=finding, advice=advice))
