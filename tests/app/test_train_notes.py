@@ -13,6 +13,7 @@ from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import load_config
 from packtrain.core.errors import DataError
+from packtrain.core.numbers import percent
 from packtrain.families import tiny
 from packtrain.measuring.measure_summary import data_notes
 
@@ -55,7 +56,7 @@ def test_samples_that_fit_no_pack_are_counted_and_said(config: Path) -> None:
     assert lost == 40 - short.numbers.samples > 2
     assert short.numbers.left_out == lost
     (note,) = said(short, "usable samples")
-    assert f"{lost} of 40 usable samples ({lost / 40:.0%}) are left out" in note
+    assert f"{lost} of 40 usable samples ({percent(lost / 40)}) are left out" in note
     assert "data.packing_length 48" in note
     assert prepared(config, "data.packing_length=48", "data.overlong=split").numbers.too_large == 0
 
@@ -89,7 +90,7 @@ class TestSamplesOfAStep:
         found = prepared(config, *half)
         (warning,) = found.warnings
         lost = 40 - found.numbers.samples
-        assert f"packing_drop_last leaves out {lost} of 40 samples ({lost / 40:.0%})" in warning, "about half"
+        assert f"packing_drop_last leaves out {lost} of 40 samples ({percent(lost / 40)})" in warning, "about half"
         assert prepared(config, half[0]).warnings == ()
 
     def test_the_setting_that_leaves_out_samples_is_named(self, config: Path) -> None:

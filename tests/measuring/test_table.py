@@ -84,7 +84,7 @@ def test_no_summary(folder: Path) -> None:
         ('{"kind": "cost-table", "version": 99}', "format version 99"),
         (
             '{"kind": "cost-table", "version": 2}',
-            "(?s)format version 2, made by an older version of packtrain\n.*format version 8",
+            "(?s)format version 2, made by an older version of packtrain\n.*format version 9",
         ),
         ('{"kind": "pack-plan", "version": 1}', "kind 'pack-plan'"),
         ("[1]", "kind 'list'"),

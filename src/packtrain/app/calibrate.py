@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, nearest
+from packtrain.core.numbers import GIB
 from packtrain.families.model_folder import PREFIX, resolve_model
 from packtrain.families.registry import known_config, known_shapes
 from packtrain.predicting.calibration import (
@@ -97,7 +98,7 @@ MEMORY_GOAL, TIME_GOAL = 0.08, 0.12  # relative errors that predictions of held-
 BUDGET = 400.0  # seconds after which no further setting is begun
 DEVICES = ("cuda", "cpu")
 # A CPU has no data sheet: numbers of this order, from which the fit starts.
-CPU = Gpu(name="cpu", memory_bytes=8 << 30, bf16_flops=1e11, bandwidth=2e10, link_bandwidth=1e9)
+CPU = Gpu(name="cpu", memory_bytes=8 * GIB, bf16_flops=1e11, bandwidth=2e10, link_bandwidth=1e9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -384,17 +385,18 @@ def _fitting(trial: Trial, gpu: Gpu) -> Trial | None:
     while trial.tokens >= _LEAST_TOKENS:
         whole = trial.tokens * (trial.rows or 1)
         patches = int(trial.mix.patches_per_token * whole)
-        load = Load(
+        load = Load.from_counts(
             tokens=whole,
             squared_tokens=whole * trial.mix.mean_tokens,
             longest=trial.tokens,
-            samples=max(1, whole // trial.mix.mean_tokens),
+            samples=whole // trial.mix.mean_tokens,
             rows=trial.rows or 1,
             supervised_tokens=whole // 2,
             vision_tokens=patches // 4,
             patches=patches,
             squared_patches=patches * 1500,
             largest_patches=min(patches, 1500),
+            images=0,
         )
         if estimate_memory(shape_from_config(trial.config), trial.setup, load).total <= _ROOM * gpu.memory_bytes:
             return trial

@@ -24,6 +24,7 @@ from packtrain.core.artifacts import alone
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.numbers import counted, memory
 from packtrain.families.model_folder import resolve_model
 from packtrain.measuring.measure_summary import EntryCounts, data_notes
 from packtrain.measuring.table import CostTable
@@ -204,7 +205,7 @@ class _PackDataset:
         options = {"rows_per_batch": self.rows_per_batch, **options}
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
 
-    def describe(self, *, world: int = 1) -> DatasetSummary:
+    def describe(self, *, world_size: int = 1) -> DatasetSummary:
         """The numbers to print before training on this many ranks; a stream has none."""
         schedule, plan = self.schedule, self.plan
         packs, rows_per_batch = plan.epoch(0), self.rows_per_batch
@@ -217,7 +218,7 @@ class _PackDataset:
             samples_per_pack=packs.num_samples / max(1, packs.num_packs),
             packing_length=plan.config.packing_length,
             fill=float(counts.fill),
-            padding=0.0 if self.config.packing else schedule.padding_share(rows_per_batch, world=world),
+            padding=0.0 if self.config.packing else schedule.padding_share(rows_per_batch, world_size=world_size),
             tokens_per_pack=(int(tokens.min()), float(tokens.mean()), int(tokens.max()))
             if len(tokens)
             else (0, 0.0, 0),
@@ -412,9 +413,9 @@ def _warn_of_thrashing(table: CostTable, plan: PackPlan, budget: int) -> None:
     size = sum(state.get("size") or 0 for state in fetched.values())
     if size > budget:
         warnings.warn(
-            f"{len(fetched)} compressed or remote data files have {size:,} bytes, and the cache may hold {budget:,}. "
-            "Without packing_window any of them may be needed at any time, so they will be fetched repeatedly: "
-            "set packing_window, or raise cache_bytes.",
+            f"{counted(len(fetched), 'compressed or remote data file')} of {memory(size)} in all, and the cache may "
+            f"hold {memory(budget)}. Without packing_window any of them may be needed at any time, so they will be "
+            "fetched repeatedly: set packing_window, or raise cache_bytes.",
             stacklevel=4,
         )
 

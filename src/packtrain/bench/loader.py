@@ -61,7 +61,7 @@ class FirstBatch:
 
     way: str = column("", "{}")
     rows: int = column("rows", default=0)  # of the dataset
-    share: float = column("epoch done", "{:.0%}")
+    share: float = column("epoch done", "percent")
     seconds: float = column("seconds", "{:.2f}")  # since it was launched
     import_seconds: float = column("import", "{:.2f}")
     open_seconds: float = column("open", "{:.2f}")

@@ -53,7 +53,7 @@ class SpeedLine:
     way: str = column("", "{}")
     workers: int = column("workers", "{}")
     batches: int = column("batches")
-    padding: float = column("padding", "{:.1%}")
+    padding: float = column("padding", "percent")
     samples_per_second: float = column("samples /s", "{:,.1f}")
     images_per_second: float = column("images /s", "{:,.1f}")
     batches_per_second: float = column("batches /s", "{:,.2f}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from packtrain.core.numbers import FORMATS, MIB
+
 if TYPE_CHECKING:
     from packtrain.bench.loader import LoaderResult, MemoryCourse
     from packtrain.bench.measure import MeasureResult
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def column(title: str, form: str | Callable[[Any], str] = "{:,}", **options: Any) -> Any:
-    """A field of a row that is a column of its table: the format of the value, or what writes the row there."""
+    """A field of a row that is a column of its table.
+
+    `form` is a format of Python, a name in FORMATS, or a function of the row.
+    """
     return field(metadata={"title": title, "format": form}, **options)
 
 
@@ -37,7 +42,9 @@ def _cell(row: Any, name: str, form: str | Callable[[Any], str]) -> str:
     if not isinstance(form, str):
         return form(row)
     value = getattr(row, name)
-    return "" if value is None else form.format(value)
+    if value is None:
+        return ""
+    return FORMATS[form](value) if form in FORMATS else form.format(value)
 
 
 # ---- bench loader
@@ -85,7 +92,7 @@ def _memory_lines(courses: Sequence[MemoryCourse]) -> list[_MemoryLine]:
     lines = []
     for kind, name in _KINDS.items():
         for one in (one for one in courses if kind in one.first):
-            first, last = (end[kind] / 2**20 for end in (one.first, one.last))
+            first, last = (end[kind] / MIB for end in (one.first, one.last))
             sizes = {"rows": one.rows, "batches": one.batches, "samples": one.samples}
             lines.append(_MemoryLine(kind=name, **sizes, first=first, last=last, growth=last - first))
     return lines
@@ -182,9 +189,9 @@ class _TrainLine:
     tokens_per_second: float | None = column("tokens /s", lambda row: row.error or f"{row.tokens_per_second:,.0f}")
     to_baseline: float | None = column("x baseline", "{:.2f}")
     to_yardstick: float | None = column("x yardstick", "{:.2f}")
-    mfu: float | None = column("MFU", "{:.1%}")
+    mfu: float | None = column("MFU", "percent")
     peak_gib: float | None = column("GiB", "{:.1f}")
     peak_without_states_gib: float | None = column("without states", "{:.1f}")
     predicted_gib: float | None = column("predicted", "{:.1f}")
     batch_seconds: float | None = column("s a batch", "{:.3f}")
-    padding_share: float | None = column("padding", "{:.1%}")
+    padding_share: float | None = column("padding", "percent")

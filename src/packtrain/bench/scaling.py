@@ -11,6 +11,7 @@ import numpy as np
 from packtrain.bench.host import in_new_process, peak_memory
 from packtrain.bench.lengths import lvis_shape, lvis_tokens
 from packtrain.bench.printing import column
+from packtrain.core.numbers import GIB
 from packtrain.packing.arrays import pack_arrays
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES, Samples, Tails
@@ -87,7 +88,7 @@ def scaling(size: int, capacity: int, what: What, window: int = LARGEST_WINDOW) 
         of_bound=bound / packs,
         seconds=seconds,
         nanoseconds_per_sample=seconds / size * 1e9,
-        peak_gib=peak / 2**30,
+        peak_gib=peak / GIB,
         extra_bytes_per_sample_of_a_window=extra / min(window, size),
     )
 

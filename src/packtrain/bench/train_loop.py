@@ -22,8 +22,9 @@ from torch.utils.data import DataLoader
 from packtrain.bench.host import throttled_seconds
 from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, put_into_batches
 from packtrain.bench.train_rows import BenchModel, BenchRow
+from packtrain.core.numbers import GIB
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
@@ -39,7 +40,6 @@ from packtrain.training.callbacks import freeze_objects
 from packtrain.training.masters import make_optimizer
 from packtrain.training.step_settings import LOSS_CHUNK
 
-_GIB = 2**30
 _MULTIPLE = 128  # of the tokens of a static shape: matrix products like it
 
 
@@ -98,7 +98,7 @@ class _Marks:
         marked = list(zip(times, sent, self.peaks[1:], self._batches[1:], strict=True))
         batches = [(seconds, host, peak) for seconds, host, peak, batch in marked if batch]
         each = [
-            {"padding": padding, "seconds": seconds, "host_seconds": host, "peak_gib": peak / _GIB}
+            {"padding": padding, "seconds": seconds, "host_seconds": host, "peak_gib": peak / GIB}
             for padding, (seconds, host, peak) in zip(self._padding, batches, strict=False)
         ]
         return each, [seconds for seconds, *_, batch in marked if not batch]
@@ -193,7 +193,7 @@ class BenchTrainer:
             use_patch_matmul(model)
             self._on_host = avoid_host_sync(model)
         if row.compiled:
-            compile_layers(model, constant=row.is_packed, backend=self._settings.backend)
+            compile_layers(model, static_shapes=row.is_packed, backend=self._settings.backend)
         return ChunkedLoss.install(model, chunk=self._settings.loss_chunk) if row.chunked_loss else None
 
     # ---- steps
@@ -222,7 +222,7 @@ class BenchTrainer:
         targets = Targets.of(batch["labels"])
         kept = {name: batch.pop(name) for name in self._on_host if name in batch}
         moved = {**batch.to(self._device, non_blocking=True), **kept}
-        with self._loss.taking(targets) if self._loss is not None else nullcontext():
+        with self._loss.using(targets) if self._loss is not None else nullcontext():
             loss: Tensor = self._model(**moved).loss
         (loss / (tokens if self._loss is not None else self._per_step)).backward()
 
@@ -249,7 +249,7 @@ class BenchTrainer:
         if not self._row.is_packed:
             padded = PaddedCollator(contract, pad_id=0)
             return padded if self._row.tuned else _WithoutPositions(padded, self._bench.config.get("image_token_id"))
-        return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=self._length))
+        return PackCollator(contract, pad_id=0, static_shapes=StaticShapes(tokens=self._length))
 
     # ---- results
 
@@ -272,7 +272,7 @@ class BenchTrainer:
             "step_seconds": seconds / steps,
             "waited_seconds": waited,
             "padding_share": padding / (padding + load.tokens),
-            "predicted_gib": self._predicted() / _GIB,
+            "predicted_gib": self._predicted() / GIB,
             **self._memory(marks),
             "load": asdict(load),
             **self._each(marks),
@@ -308,8 +308,8 @@ class BenchTrainer:
         held = sum(value.nbytes for value in states if isinstance(value, Tensor))
         peak = max(marks.peaks)
         return {
-            "peak_gib": peak / _GIB,
-            "optimizer_states_gib": held / _GIB,
-            "peak_without_states_gib": (peak - held) / _GIB,
-            "reserved_gib": torch.cuda.max_memory_reserved(self._device) / _GIB,
+            "peak_gib": peak / GIB,
+            "optimizer_states_gib": held / GIB,
+            "peak_without_states_gib": (peak - held) / GIB,
+            "reserved_gib": torch.cuda.max_memory_reserved(self._device) / GIB,
         }

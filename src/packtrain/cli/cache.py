@@ -12,7 +12,7 @@ from rich.markup import escape
 from packtrain.cli.common import Json, print_json
 from packtrain.cli.terminal import Terminal, errors, output, table
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import counted, shown
+from packtrain.core.numbers import counted, duration, memory, shown
 
 if TYPE_CHECKING:
     from packtrain.app.cache import Cached
@@ -90,7 +90,7 @@ def clear(
     if as_json:
         print_json({**cache_json(entries, root), "considered": len(listed), "freed": freed})
     else:
-        output.print(f"{len(entries)} removed, {escape(format_bytes(freed))} freed")
+        output.print(f"{len(entries)} removed, {escape(memory(freed))} freed")
 
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
@@ -137,7 +137,7 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
         listed.add_row(
             entry.kind,
             escape(entry.path.name),
-            format_bytes(entry.bytes),
+            memory(entry.bytes),
             _ago(entry.days),
             escape(shown(entry.about, _ABOUT)),
             _state(entry, verified=verified),
@@ -146,11 +146,13 @@ def show_cache(entries: Sequence[Cached], root: Path, console: Terminal, *, veri
     for kind in KINDS:
         of_kind = [entry for entry in entries if entry.kind == kind]
         if of_kind:
-            total = format_bytes(sum(entry.bytes for entry in of_kind))
+            total = memory(sum(entry.bytes for entry in of_kind))
             console.print(f"{kind}: {total} in {len(of_kind)} ({KINDS[kind].what})", highlight=False)
     stale = [entry for entry in entries if entry.stale]
     if stale and not verified:
-        console.print(f"next: packtrain cache clear --stale removes {len(stale)} stale entries")
+        console.print(
+            f"next: packtrain cache clear --stale removes {counted(len(stale), 'stale entry', 'stale entries')}"
+        )
 
 
 def considered_line(entries: Sequence[Cached]) -> str:
@@ -179,24 +181,10 @@ def cache_json(entries: Sequence[Cached], root: Path) -> dict[str, object]:
     }
 
 
-def format_bytes(number: int) -> str:
-    """Bytes for people.
-
-    >>> format_bytes(512), format_bytes(3 << 20)
-    ('512 B', '3.0 MiB')
-    """
-    size, unit = float(number), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
 def _ago(days: float) -> str:
     if days < 1 / 24:
         return "now"
-    return f"{days * 24:.0f} h ago" if days < 2 else f"{days:.0f} d ago"
+    return f"{duration(days * 86400)} ago"
 
 
 def _state(entry: Cached, *, verified: bool) -> str:

@@ -12,7 +12,7 @@ from packtrain.cli.common import Json, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import GIB, shown
+from packtrain.core.numbers import GIB, exact_percent, percent, shown, signed_percent
 
 if TYPE_CHECKING:
     from packtrain.app.calibrate import CalibrationOutcome
@@ -128,10 +128,10 @@ def summary(outcome: CalibrationOutcome) -> str:
         return "nothing was held out, so nothing is known about how near predictions come"
     time = max(abs(row.time_error) for row in held_out)
     memory = max((abs(row.memory_error) for row in held_out if row.memory_error is not None), default=None)
-    text = f"{len(held_out)} held-out settings: time at most {time:.1%} off"
-    text += f", memory at most {memory:.1%} off" if memory is not None else ", no memory was measured"
+    text = f"{len(held_out)} held-out settings: time at most {percent(time)} off"
+    text += f", memory at most {percent(memory)} off" if memory is not None else ", no memory was measured"
     missed = len(outcome.missed())
-    goals = f"(goals {TIME_GOAL:.0%} and {MEMORY_GOAL:.0%})"
+    goals = f"(goals {exact_percent(TIME_GOAL)} and {exact_percent(MEMORY_GOAL)})"
     return f"{text} {goals}" if not missed else f"{text} {goals}; {missed} of them miss a goal"
 
 
@@ -160,6 +160,6 @@ def cells(row: Predicted) -> tuple[str, ...]:
     if row.memory_error is not None:
         sizes = (one.allocated, row.allocated, one.reserved, one.context)
         measured, predicted, reserved, context = (f"{size / GIB:.2f}" for size in sizes)
-        memory = (measured, predicted, f"{row.memory_error:+.1%}", reserved, context)
+        memory = (measured, predicted, signed_percent(row.memory_error), reserved, context)
     used = "held out" if row.held_out else "fit"
-    return (one.name, used, f"{one.seconds:.3f}", f"{row.seconds:.3f}", f"{row.time_error:+.1%}", *memory)
+    return (one.name, used, f"{one.seconds:.3f}", f"{row.seconds:.3f}", signed_percent(row.time_error), *memory)

@@ -16,7 +16,7 @@ from packtrain.cli.measure import MeasureBar, measured_json, show_measured
 from packtrain.cli.pack import plan_json, show_plan
 from packtrain.cli.plan import planned_json, show_planned
 from packtrain.cli.terminal import ElapsedColumn, Terminal, errors, output, table
-from packtrain.core.numbers import formatted
+from packtrain.core.numbers import counted, formatted
 
 if TYPE_CHECKING:
     from packtrain.demo import DemoTraining, RunStanding
@@ -138,7 +138,7 @@ def show_trained(trained: DemoTraining, console: Terminal) -> None:
         console.print("Nothing has changed since both were trained: the runs are reused.")
     report = trained.check_report
     outcome = {"passed": "passed", "failed": "FAILED", "inconclusive": "inconclusive"}[report.outcome]
-    console.print(f"Packing check {outcome}: {len(report.checks)} checks.")
+    console.print(f"Packing check {outcome}: {counted(len(report.checks), 'check')}.")
     compared = table(escape(content["headline"]), ("", *(escape(run["label"]) for run in content["runs"])), text=("",))
     for row in compared_rows(content):
         compared.add_row(row.name, *(cell(content, row, at) for at in range(len(content["runs"]))))

@@ -170,7 +170,8 @@ def _inspect_batch(
 def show_samples(number: int, samples: Sequence[PackedSample], length: int, console: Terminal) -> None:
     """One pack with its samples."""
     tokens = sum(sample.tokens for sample in samples)
-    title = f"Pack {number}: {counted(len(samples), 'sample')}, {tokens:,} of {length:,} tokens ({tokens / length:.1%})"
+    fill = f"{tokens:,} of {length:,} tokens ({percent(tokens / length)})"
+    title = f"Pack {number}: {counted(len(samples), 'sample')}, {fill}"
     videos = any(sample.videos for sample in samples)
     names = ("id", "source", "origin")
     counts = ("from", "tokens", "labels", "vision", "images", *(["videos"] if videos else []), "patches")

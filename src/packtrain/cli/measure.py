@@ -15,7 +15,7 @@ from packtrain.cli.common import Json, print_json
 from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
-from packtrain.core.numbers import counted
+from packtrain.core.numbers import counted, elapsed
 
 if TYPE_CHECKING:
     from packtrain.measuring.measure_summary import MeasureSummary
@@ -188,4 +188,4 @@ def _how(summary: MeasureSummary) -> str:
         if summary.measured_by == "rule"
         else f"Measured by running the processor on every record (exact but slow: {family} has no rule)"
     )
-    return f"{how}; {checked}. Measuring took {summary.seconds:,.1f} s"
+    return f"{how}; {checked}. Measuring took {elapsed(summary.seconds)}"

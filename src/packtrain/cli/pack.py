@@ -17,7 +17,7 @@ from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.measure import ledger_table
 from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import counted
+from packtrain.core.numbers import counted, decimal, percent
 
 if TYPE_CHECKING:
     from packtrain.app.pack import PackOutcome
@@ -126,9 +126,9 @@ def _epochs_table(plan: PackPlan) -> Table:
             f"{counts.packs:,}",
             f"{counts.bound:,}",
             f"{counts.of_bound:.4f}",
-            f"{counts.fill:.2%}",
+            percent(counts.fill),
             f"{samples:,}",
-            f"{samples / max(counts.packs, 1):.1f}",
+            decimal(samples / max(counts.packs, 1)),
             f"{counts.ledger:,}",
         )
     more = plan.num_epochs - 8
@@ -151,8 +151,8 @@ def _limits_table(plan: PackPlan) -> Table:
             f"{limit:,}",
             f"{counts.most[resource]:,}",
             counted(numbers.fullest, "pack"),
-            f"{numbers.stopped / offers:.1%}",
-            f"{numbers.alone / offers:.1%}",
+            percent(numbers.stopped / offers),
+            percent(numbers.alone / offers),
         )
     return limits
 
@@ -169,7 +169,7 @@ def _sentences(plan: PackPlan) -> list[str]:
         alone = blocked.limits[resource].alone / max(blocked.offers, 1)
         if resource != "tokens" and counts.fill < _POOR_FILL and alone > _HALF:
             sentences.append(
-                f"{SETTING_OF[resource]} keeps packs only {counts.fill:.1%} full: "
+                f"{SETTING_OF[resource]} keeps packs only {percent(counts.fill)} full: "
                 "raise it, or choose a shorter packing_length"
             )
     if counts.cut_rows:

@@ -13,7 +13,7 @@ from rich.table import Table
 from packtrain.cli.common import Json, numbers, print_json
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
-from packtrain.core.numbers import GIB, gib
+from packtrain.core.numbers import GIB, gib, percent
 
 if TYPE_CHECKING:
     from packtrain.app.plan import Planned
@@ -174,7 +174,7 @@ def _sweep_table(study: Study) -> Table:
             (
                 f"* {study.recommendation.mark}",
                 *(() if all(one.fits for one in study.simulations) else (f"- needs more than the {usable}",)),
-                "of bound: at 100% no packing has fewer packs",
+                "of bound: at 100 % no packing has fewer packs",
                 "GPUs idle: without a pack in a full step",
             )
         ),
@@ -191,12 +191,12 @@ def _sweep_table(study: Study) -> Table:
         sweep.add_row(
             f"{mark}{one.packing_length:,}{limits}",
             f"{one.packs:,}",
-            f"{one.of_bound:.1%}",
-            f"{one.fill:.1%}",
+            percent(one.of_bound),
+            percent(one.fill),
             f"{one.samples_packed:,}",
-            f"{one.samples_dropped:,} ({one.dropped_share:.1%})",
+            f"{one.samples_dropped:,} ({percent(one.dropped_share)})",
             f"{one.packs_per_step:,}",
-            f"{one.idle:.0%}",
+            percent(one.idle),
             f"{one.steps:,}",
             f"{one.memory_bytes / GIB:.1f}",
             f"{one.tokens_per_second:,.0f}",
@@ -221,7 +221,7 @@ def _padding_table(study: Study) -> Table:
             str(run.batch_size),
             f"{run.samples:,}",
             f"{run.steps:,}",
-            f"{run.waste:.1%}",
+            percent(run.waste),
             f"{run.memory_bytes / GIB:.1f}",
             f"{run.tokens_per_second:,.0f}",
             "" if run.fits else "too large",

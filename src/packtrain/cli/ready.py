@@ -10,13 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from packtrain.cli.terminal import Terminal, table
-from packtrain.core.numbers import counted, duration, gib
+from packtrain.core.numbers import counted, decimal, duration, gib, percent
 
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun
-    from packtrain.app.train.run_numbers import RunNumbers
-    from packtrain.app.train.trainer_arguments import Course
     from packtrain.modeling.adapters import TrainedPart
+    from packtrain.runs.derived import Course, RunNumbers
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:
@@ -68,16 +67,18 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         ledger += f"; {numbers.waiting:,} wait for later epochs (mixture weight below 1)"
     yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
     if numbers.mode == "packed":
-        packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {numbers.fill:.1%} full"
-        yield "packs", f"{packs}, {numbers.samples_per_pack:.1f} samples per pack"
-        first = ", ".join(f"{counted(samples, 'sample')} ({fill:.0%} full)" for samples, fill in numbers.first_packs)
+        packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {percent(numbers.fill)} full"
+        yield "packs", f"{packs}, {decimal(numbers.samples_per_pack)} samples per pack"
+        first = ", ".join(
+            f"{counted(samples, 'sample')} ({percent(fill)} full)" for samples, fill in numbers.first_packs
+        )
         yield "first packs", first
         yield "packing check", _packing_check(ready)
     else:
-        padding = f"{1 - numbers.fill:.1%} of tokens are padding"
+        padding = f"{percent(1 - numbers.fill)} of tokens are padding"
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"
         if run.data.pad_packs:
-            each = f"the samples of a pack each, on average {numbers.samples_per_pack:.1f}"
+            each = f"the samples of a pack each, on average {decimal(numbers.samples_per_pack)}"
         yield "batches", f"{each}, padded to the longest: {padding}"
         yield "packing is off", "one sample per row"
     yield "step", _step(ready)
@@ -171,7 +172,7 @@ def _method(ready: ReadyRun) -> str:
 
 def _step(ready: ReadyRun) -> str:
     numbers = ready.numbers
-    processes = counted(numbers.world, "process", "processes")
+    processes = counted(numbers.world_size, "process", "processes")
     passes = f"gradient_accumulation_steps {numbers.micro_batches:,} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
@@ -189,7 +190,7 @@ def _step(ready: ReadyRun) -> str:
 
 def _empty(numbers: RunNumbers) -> str:
     """Micro-batches of a step that no pack is left for."""
-    places = numbers.micro_batches * numbers.world
+    places = numbers.micro_batches * numbers.world_size
     idle = places - numbers.packs_per_step
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
@@ -199,7 +200,7 @@ def _part_text(part: TrainedPart) -> str:
         return f"{part.name} frozen"
     if part.trained == part.weights:
         return f"{part.name} {part.weights:,}"
-    return f"{part.name} {part.trained:,} of {part.weights:,} ({part.trained / part.weights:.2%})"
+    return f"{part.name} {part.trained:,} of {part.weights:,} ({percent(part.trained / part.weights)})"
 
 
 def _compiler(ready: ReadyRun) -> str:
@@ -209,7 +210,7 @@ def _compiler(ready: ReadyRun) -> str:
 def _packing_check(ready: ReadyRun) -> str:
     check = ready.packing_check
     if check is None:
-        waits = ready.run.packing_check and ready.run.shares_weights
+        waits = ready.run.packing_check and ready.run.is_sharded
         return "run by all processes before the first step" if waits else "off (packing_check: false)"
     return "\n".join(check.summary_lines())
 
@@ -223,7 +224,7 @@ def _expectation_rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         yield "expected", f"no prediction of speed and memory: {why}"
         return
     by = "fitted to this GPU" if expected.fitted else "default coefficients; packtrain calibrate fits them"
-    speed = f"{expected.tokens_per_second:,.0f} tokens/s, {expected.step_seconds:.2f} s/step"
+    speed = f"{expected.tokens_per_second:,.0f} tokens/s, {duration(expected.step_seconds)}/step"
     yield "expected speed", f"{speed}, {duration(expected.run_seconds)} in total on {expected.gpu} ({by})"
     host = f"{gib(expected.host_bytes)} of host memory per node"
     yield "expected memory", f"{gib(expected.memory_bytes)} of {gib(expected.gpu_bytes)}; {host}"
@@ -244,7 +245,7 @@ def _batches_table(ready: ReadyRun) -> Table:
                 "?" if info.patches is None else f"{info.patches:,}",
                 f"{info.tokens:,}",
                 f"{info.supervised_tokens:,}",
-                f"{batch_fill(ready, info):.1%}",
+                percent(batch_fill(ready, info)),
             )
     return first
 

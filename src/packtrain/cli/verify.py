@@ -12,7 +12,7 @@ from packtrain.cli.common import Json, print_json
 from packtrain.cli.config_options import verb_options
 from packtrain.cli.interruptible import STARTS_OVER, interruptible
 from packtrain.cli.terminal import Terminal, errors, output, table
-from packtrain.core.numbers import shown
+from packtrain.core.numbers import elapsed, shown
 
 if TYPE_CHECKING:
     from packtrain.verifying.check_result import CheckReport
@@ -103,7 +103,7 @@ def show_report(report: CheckReport, console: Terminal, data: str | None = None)
         console.print(f"  {escape(line)}")
     for line in report.left_out:
         console.print(f"[yellow]not checked:[/] {escape(line)}")
-    took = f"in {report.seconds:.1f} s"
+    took = f"in {elapsed(report.seconds)}"
     if report.passed:
         console.print(f"[bold green]passed[/]: all {len(report.checks)} checks, {took}")
         then = shlex.join(("packtrain", "measure", shown(data or "DATA", _WHERE), "--model", model, "--out", "costs"))

@@ -32,6 +32,7 @@ from packtrain.config.keys import (
     pack_limit,
     packed,
 )
+from packtrain.core.numbers import GIB
 from packtrain.records.media import MAX_IMAGE_PIXELS
 
 _FORMAT = choice("json", "jsonl", "csv", "tsv", "parquet", "arrow", "hf_dataset", "webdataset", "yaml")
@@ -354,7 +355,7 @@ class DatasetSection(Section):
         resume="place",
     )
     cache_bytes: int | None = key(
-        COUNT, "Disk budget for copies of compressed or remote data files.", default=10 << 30, shown="10 GiB"
+        COUNT, "Disk budget for copies of compressed or remote data files.", default=10 * GIB, shown="10 GiB"
     )
     cache_tokens: bool | None = key(
         FLAG, "Tokenize once before training and keep the result.", shown="true without packing", needs=MEASURING

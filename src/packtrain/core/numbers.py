@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 MISSING = "–"
-_BYTES = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_BYTES = (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10))
 _LARGE = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
@@ -129,32 +129,23 @@ def rate(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time that one waits for.
+    """A time in the unit that fits: of a step, of a run, or the age of a file.
 
-    >>> duration(42), duration(600), duration(9000)
-    ('42 s', '10 min', '2.5 h')
+    >>> duration(0), duration(0.0421), duration(2.0412), duration(600), duration(9000), duration(300_000)
+    ('0 s', '42.1 ms', '2.04 s', '10 min', '2.5 h', '3.5 d')
     """
     if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.2f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def seconds(value: float) -> str:
-    """A short time, such as that of a step.
-
-    >>> seconds(0.0421), seconds(2.0412), seconds(300), seconds(0)
-    ('42.1 ms', '2.04 s', '5 min', '0')
-    """
-    if value == 0 or value >= 120:
-        return duration(value) if value else "0"
-    return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
+        return f"{seconds:.3g} s" if seconds >= 1 or not seconds else f"{1000 * seconds:.3g} ms"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} d"
 
 
 def elapsed(value: float) -> str:
     """A time that has passed, to the second.
 
     >>> elapsed(0.4), elapsed(42.2), elapsed(143), elapsed(9000)
-    ('0.40 s', '42 s', '2 min 23 s', '2 h 30 min')
+    ('400 ms', '42.2 s', '2 min 23 s', '2 h 30 min')
     """
     whole = round(value)
     if whole < 120:
@@ -176,7 +167,6 @@ FORMATS: dict[str, Callable[[float], str]] = {
         duration,
         loss,
         rate,
-        seconds,
         elapsed,
     )
 }
@@ -205,22 +195,13 @@ def isolated(text: object, limit: int = 80) -> str:
     return f"\u2068{shown(text, limit)}\u2069"
 
 
-def about(number: float) -> str:
-    """A number that is a mean; small ones keep a digit.
+def exact_percent(share: float) -> str:
+    """A share that was set, such as a limit or a tick, with all its digits.
 
-    >>> about(2.47), about(2.0), about(131.4)
-    ('2.5', '2', '131')
+    >>> exact_percent(0.7), exact_percent(0.005)
+    ('70 %', '0.5 %')
     """
-    return f"{number:,.0f}" if number >= 10 or number == round(number) else f"{number:.1f}"
-
-
-def whole_percent(share: float) -> str:
-    """A share that is a round number.
-
-    >>> whole_percent(0.7)
-    '70 %'
-    """
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:g} %"
 
 
 def signed_percent(share: float) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.core.numbers import exact_percent
 from packtrain.core.values import LedgerEntry
 from packtrain.measuring.journal import UnitResult
 from packtrain.measuring.request import Request
@@ -143,7 +144,7 @@ class FailureJudge:
             raise DataError(
                 f"{self._failed:,} of the first {self._judged:,} records are unusable",
                 problems=[f"{count:,} x {self._said(reason)}" for reason, count in worst],
-                expected=f"at most {self._budget.max_failure_rate:.1%}",
+                expected=f"at most {exact_percent(self._budget.max_failure_rate)}",
                 fix=self._fix([reason for reason, _ in worst]),
             )
 

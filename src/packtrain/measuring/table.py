@@ -26,7 +26,7 @@ from packtrain.measuring.measure_summary import MeasureSummary, Places, UserConf
 if TYPE_CHECKING:
     from packtrain.measuring.request import Request
 
-KIND, VERSION = "cost-table", 8
+KIND, VERSION = "cost-table", 9
 COSTS, MEDIA, SUMMARY, LEDGER = "costs.parquet", "media.parquet", "measure.json", "ledger.jsonl"
 JOURNAL = ".measure.journal"  # of an incomplete measurement
 _TABLE = "a folder written by packtrain measure"

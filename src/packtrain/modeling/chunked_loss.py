@@ -50,7 +50,7 @@ class Targets:
 
 
 class ChunkedLoss:
-    """The loss of one model. `with loss.taking(targets): model(**batch).loss` is a sum; else nothing is changed."""
+    """The loss of one model. `with loss.using(targets): model(**batch).loss` is a sum; else nothing is changed."""
 
     def __init__(self, model: Any, *, chunk: int, smoothing: float = 0.0) -> None:
         base = transformers_model(model)
@@ -82,7 +82,7 @@ class ChunkedLoss:
         self._base.loss_function = self._ordinary
 
     @contextmanager
-    def taking(self, targets: Targets) -> Iterator[None]:
+    def using(self, targets: Targets) -> Iterator[None]:
         """While this lasts, a forward with labels gives the sum of the losses of these tokens, and no logits."""
         self._targets = targets
         try:
@@ -145,9 +145,9 @@ class _SumOfLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         scaled = _compiled(_scaled, outer[0].device.type)
-        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         return (
-            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in found),
+            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in gradients),
             *(None,) * 4,
         )
 

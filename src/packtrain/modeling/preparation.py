@@ -9,7 +9,7 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import LossWeighting
-from packtrain.delivery.collate.collators import ConstantShapes
+from packtrain.delivery.collate.collators import StaticShapes
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.adapters import TrainedPart, describe_trainable, keep_adapter_precision, set_trainable
 from packtrain.modeling.attention import dense_backend, set_attention
@@ -131,7 +131,7 @@ def ready_model(
         dtype=dtype,
         seed=seed,
         compiled=compile if compile is not None else device.type == "cuda" and packing,
-        constant=packing,
+        static_shapes=packing,
     )
 
 
@@ -145,7 +145,7 @@ def configure_model(
     dtype: torch.dtype,
     seed: int,
     compiled: bool,
-    constant: bool,
+    static_shapes: bool,
     backend: str = "inductor",
 ) -> ReadyModel:
     """Everything between loading a model and training it on `device`; runs and trials of settings have it alike."""
@@ -155,7 +155,7 @@ def configure_model(
     model = set_trainable(model, settings, half_adapters=setup.half_adapters and dtype == torch.bfloat16)
     checkpoint_parts(model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing)
     if compiled:
-        compile_layers(model, constant=constant, backend=backend)
+        compile_layers(model, static_shapes=static_shapes, backend=backend)
     return ReadyModel(
         model=model,
         attn_implementation=used,
@@ -180,18 +180,18 @@ def ready_for_steps(model: Any, vision_batch_patches: int | None = None) -> None
 
 
 def collator_of(
-    dataset: Any, ready: ReadyModel, weighting: LossWeighting, constant: ConstantShapes | None = None
+    dataset: Any, ready: ReadyModel, weighting: LossWeighting, static_shapes: StaticShapes | None = None
 ) -> Any:
     """What makes batches of a dataset: packs for this attention, of static shapes where asked for; or padded rows."""
     options: dict[str, Any] = {"loss_weighting": weighting, "dtype": ready.dtype if ready.is_half else None}
     if dataset.config.packing:
-        options |= {"boundaries": ready.attn_implementation.startswith(_BOUNDARIES), "constant": constant}
+        options |= {"boundaries": ready.attn_implementation.startswith(_BOUNDARIES), "static_shapes": static_shapes}
     return dataset.get_collator(**options)
 
 
-def static_shapes(tokens: int) -> ConstantShapes:
+def round_up_shapes(tokens: int) -> StaticShapes:
     """One shape for training and evaluation, so that layers are compiled once; sizes that matrix products like."""
-    return ConstantShapes(tokens=-(-tokens // _TILE) * _TILE)
+    return StaticShapes(tokens=-(-tokens // _TILE) * _TILE)
 
 
 def weights_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent
+from packtrain.core.numbers import counted, decimal, duration, gib, percent, signed_percent
 from packtrain.packing.multi_resource import binding_resources
 from packtrain.packing.packing_config import SETTING_OF
 from packtrain.planning.choice import MOST_DROPPED
@@ -144,8 +144,8 @@ def _step(findings: Findings) -> Iterator[str]:
     moved = one.samples_per_step / before - 1
     if abs(moved) >= KEPT:
         yield (
-            f"A step has {about(one.samples_per_step)} samples instead of {before:,} ({signed_percent(moved)}): a pack "
-            f"holds {one.samples_per_pack:.1f} on average, and a step has whole packs."
+            f"A step has {decimal(one.samples_per_step)} samples instead of {before:,} ({signed_percent(moved)}): a "
+            f"pack holds {decimal(one.samples_per_pack)} on average, and a step has whole packs."
         )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from packtrain.core.numbers import counted, gib, percent, signed_percent, whole_percent
+from packtrain.core.numbers import counted, exact_percent, gib, percent, signed_percent
 from packtrain.planning.question import Question
 from packtrain.planning.study_values import Reason, Simulation
 from packtrain.planning.sweep import KEPT
@@ -92,7 +92,7 @@ def _why(mine: Simulation, fitting: Sequence[Simulation]) -> str:
         more = counted(fastest.samples_dropped - mine.samples_dropped, "sample")
         text += f"; {fastest.name} would be {percent(faster)} faster, but leaves out {more} more"
     elif faster > 0:
-        text += f", within {whole_percent(TIE)} of the fastest of the {others}, and shorter"
+        text += f", within {exact_percent(TIE)} of the fastest of the {others}, and shorter"
     elif len(fitting) > 1:
         text += f", the fastest of the {others}"
     return f"{text} ({gib(mine.memory_bytes)}, {percent(mine.dropped_share)} of the samples dropped)"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from packtrain.core.numbers import about, counted, duration, gib, percent, signed_percent, whole_percent
+from packtrain.core.numbers import counted, decimal, duration, exact_percent, gib, percent, signed_percent
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
@@ -144,7 +144,7 @@ def _do_not_pack(findings: Findings) -> str:
         padding += f", which takes only {percent(cost)} of the time: it goes into {others}, not into tokens"
     return (
         f"Do not pack: packing {why}. {padding}; a pack of {one.packing_length:,} tokens would hold "
-        f"{about(one.samples_per_pack)} samples{_made_room(findings)}"
+        f"{decimal(one.samples_per_pack)} samples{_made_room(findings)}"
     )
 
 
@@ -159,7 +159,7 @@ def _order(run: PaddedRun) -> str:
 def _rule_of_thumb(findings: Findings) -> str:
     """What the ratio of mean length to packing length says, beside the measured padding."""
     one, own, mean = findings.chosen, findings.padded[0], findings.mean_tokens
-    length, little, helps = one.packing_length, whole_percent(HELPS_LITTLE), whole_percent(HELPS)
+    length, little, helps = one.packing_length, exact_percent(HELPS_LITTLE), exact_percent(HELPS)
     waste = {run.order: percent(run.waste) for run in findings.padded[:2]}
     if mean / length > HELPS_LITTLE:
         rule = f"above {little}, so by the rule of thumb packing does not help."

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
+from packtrain.core.numbers import MIB, counted
 from packtrain.core.numbers import memory as in_bytes
 from packtrain.predicting.memory import Part
 from packtrain.predicting.memory_parts import adapter_bytes, compute_bytes, count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
-MIB = 1 << 20
 PROCESS_BYTES = 900 * MIB  # one with torch, transformers and a processor; measured
 _IDS = 64  # bytes of a token's ids, labels, positions and masks
 _PINNED = 2  # batches on their way to a GPU
@@ -68,10 +68,11 @@ def host_needs(
         Part(name="cache", bytes=cache_bytes, why="the budget for downloaded shards and prepared samples"),
         *_checkpoints(shape, setup, checkpoints_kept),
     )
+    each = counted(prefetch, "batch", "batches")
     shared = Part(
         name="waiting batches",
         bytes=waiting * batch,
-        why=f"{gpus_per_node} GPUs x {workers} workers x {prefetch} batches of at most {in_bytes(batch)}",
+        why=f"{counted(gpus_per_node, 'GPU')} x {counted(workers, 'worker')} x {each} of at most {in_bytes(batch)}",
     )
     memory = _memory(shape, setup, batch, workers=workers, gpus=gpus_per_node, plan_bytes=plan_bytes)
     return HostNeeds(memory=memory, shared_memory=(shared,), disk=disk)
@@ -126,5 +127,5 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     """(what training changes, the rest), whole and as stored."""
     counts = count(shape, setup)
     whole = states(shape, replace(setup, gpus=1)).weights
-    learned = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
-    return learned, max(whole - learned, 0)
+    trained = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
+    return trained, max(whole - trained, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import GIB
+from packtrain.core.numbers import GIB, counted, exact_percent, large
 from packtrain.families.shape import VisionShape
 from packtrain.predicting.memory_parts import (
     FLOAT,
@@ -121,23 +121,24 @@ def estimate_memory(
     framework = coefficients.framework_bytes + int(coefficients.fragmentation * (moment.total + inputs))
     whole = setup.gpus == 1 or setup.sharding == "ddp"
     one = "all on each GPU" if whole else f"{setup.sharding} over {setup.gpus} GPUs"
-    frozen = f", {_many(counts.frozen)} frozen" if counts.frozen else ""
-    stored = f"{_many(counts.trained)} trained{frozen} parameters in {setup.weights_dtype}"
+    frozen = f", {large(counts.frozen)} frozen" if counts.frozen else ""
+    stored = f"{large(counts.trained)} trained{frozen} parameters in {setup.weights_dtype}"
     if counts.adapters:
-        stored += f", {_many(counts.adapters)} in adapters"
+        stored += f", {large(counts.adapters)} in adapters"
     if counts.quantized:
-        stored += f", {_many(counts.quantized)} in 4 bits"
+        stored += f", {large(counts.quantized)} in 4 bits"
+    wasted = f"{exact_percent(coefficients.fragmentation)} fragmentation"
     sizes = (
         ("weights", fixed.weights, f"{stored}, {one}"),
-        ("gradients", fixed.gradients, f"of {_many(counts.trainable)} parameters, kept between micro-batches, {one}"),
+        ("gradients", fixed.gradients, f"of {large(counts.trainable)} parameters, kept between micro-batches, {one}"),
         ("optimizer states", fixed.optimizer, f"{_kept_states(setup, counts)}, {one}"),
         ("language activations", moment.language, _language_why(shape, setup, load)),
         ("vision activations", moment.vision, _vision_why(shape, setup, load)),
         ("attention", moment.attention, _attention_why(shape, setup, load)),
         ("logits and loss", moment.loss, _loss_why(shape, setup, load)),
         ("inputs", inputs, f"ids of {load.tokens:,} tokens and pixels of {load.patches:,} patches"),
-        ("communication buffers", fixed.buffers, f"{setup.sharding} on {setup.gpus} GPUs"),
-        ("framework", framework, f"CUDA context and workspaces, and {coefficients.fragmentation:.0%} fragmentation"),
+        ("communication buffers", fixed.buffers, f"{setup.sharding} on {counted(setup.gpus, 'GPU')}"),
+        ("framework", framework, f"CUDA context and workspaces, and {wasted}"),
     )
     parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in sizes)
     return MemoryEstimate(parts=parts, moment=moment.name)
@@ -338,15 +339,10 @@ def _vision_squares(shape: ModelShape, vision: VisionShape, setup: TrainingSetup
     return (full,) * vision.full_attention_layers + (windowed,) * (vision.layers - vision.full_attention_layers)
 
 
-def _many(number: int) -> str:
-    """A parameter count as people write it."""
-    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"
-
-
 def _kept_states(setup: TrainingSetup, counts: Counts) -> str:
     copied = counts.masters(setup)
-    masters = f", with fp32 masters of {_many(copied)}" if copied else ""
-    return f"{setup.optimizer} for {_many(counts.trainable)} parameters{masters}"
+    masters = f", with fp32 masters of {large(copied)}" if copied else ""
+    return f"{setup.optimizer} for {large(counts.trainable)} parameters{masters}"
 
 
 def _language_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:

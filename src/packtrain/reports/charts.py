@@ -188,17 +188,20 @@ def balance_chart(rows: Sequence[BalanceLine]) -> Markup:
     for at, row in enumerate(rows):
         top = 4 + at * step
         axis.append(element("text", f"{row.ranks:,}", x=44, y=top + 22, class_="tick strong", text_anchor="end"))
-        axis.append(element("text", "GPUs", x=44, y=top + 36, class_="tick", text_anchor="end"))
+        axis.append(
+            element("text", "GPU" if row.ranks == 1 else "GPUs", x=44, y=top + 36, class_="tick", text_anchor="end")
+        )
         for number, (order, css) in enumerate(orders):
             value, y = getattr(row, order).slowest, top + number * (bar + 2)
             # The number beside the bar needs a fifth of the width.
             width = max(0.8 * scale.at(value - 1), 0.004)
-            tip = f"{row.ranks:,} GPUs, {order}: slowest rank / mean {ratio(value)}"
+            tip = f"{counted(row.ranks, 'GPU')}, {order}: slowest rank / mean {ratio(value)}"
             plot.append(_bar(0, width, y, bar, css, tip))
             text = f"{ratio(value)}  {order}"
             plot.append(element("text", text, x=to_percent(width), dx=6, y=y + 12, class_="tick"))
     label = "Slowest rank over mean by order of packs: " + "; ".join(
-        f"{row.ranks:,} GPUs: " + ", ".join(f"{order} {ratio(getattr(row, order).slowest)}" for order, _ in orders)
+        f"{counted(row.ranks, 'GPU')}: "
+        + ", ".join(f"{order} {ratio(getattr(row, order).slowest)}" for order, _ in orders)
         for row in rows
     )
     return frame(plot, axis=axis, label=label, height=8 + step * len(rows))

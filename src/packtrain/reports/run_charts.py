@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from packtrain.core.numbers import FORMATS, GIB, count, elapsed, gib, loss, shown, tick
+from packtrain.core.numbers import FORMATS, GIB, count, elapsed, exact_percent, gib, loss, shown, tick
 from packtrain.reports.charts import Drawing, LegendKey
 from packtrain.reports.curves import BUCKETS, Axes, Curve, Dot, Level, curve_chart, edges_for, thin
 from packtrain.runs.run_summary import drawn_loss
@@ -119,7 +119,7 @@ class _Charts:
         """One column of every run."""
         curves = self._curves(column)
         nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
-        if not curves or nothing or (column == "spread" and all(run.about.world == 1 for run in self.runs)):
+        if not curves or nothing or (column == "spread" and all(run.facts.world_size == 1 for run in self.runs)):
             return None
         if look.predicted is not None and (predicted := self._curves(look.predicted, predicted=True)):
             curves += predicted
@@ -131,7 +131,7 @@ class _Charts:
     def _curves(self, column: str, *, predicted: bool = False, unit: float = 1.0) -> list[Curve]:
         curves = []
         for at, run in enumerate(self.runs):
-            if column == "fill" and run.about.mode == "padded":  # padded batches are full but for their padding
+            if column == "fill" and run.facts.mode == "padded":  # padded batches are full but for their padding
                 continue
             points = thin(run.steps["samples_seen"], run.steps[column] / unit, self.edges)
             if len(points.x):
@@ -217,10 +217,6 @@ def _short(value: float) -> str:
     return tick(value) if abs(value) >= 1000 else f"{value:g}"
 
 
-def _percent_tick(share: float) -> str:
-    return f"{100 * share:g} %"
-
-
 def _gib(size: float) -> str:
     """A number that is drawn in GiB, so that ticks are round."""
     return gib(size * GIB)
@@ -240,7 +236,7 @@ def _time_unit(seconds: float) -> tuple[float, str]:
 _TICKS = {
     "large": tick,
     "count": tick,
-    "percent": _percent_tick,
-    "seconds": FORMATS["seconds"],
+    "percent": exact_percent,
+    "duration": FORMATS["duration"],
     "rate": FORMATS["rate"],
 }

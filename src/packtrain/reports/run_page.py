@@ -1,4 +1,4 @@
-"""report.html of a training run: what was learned, how fast, what it cost; and several runs side by side."""
+"""report.html of a training run: its losses, how fast, what it cost; and several runs side by side."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _WHOLE = (
     RunRow(name="MFU", kind="percent", key="mfu"),
     RunRow(name="Padding", kind="percent", key="padding"),
     RunRow(name="Samples per step", kind="decimal", key="samples_per_step"),
-    RunRow(name="Median step time", kind="seconds", key="step_seconds"),
+    RunRow(name="Median step time", kind="duration", key="step_seconds"),
     RunRow(name="Waiting for data", kind="percent", key="wait_share"),
     RunRow(name="Slowest rank / mean", kind="ratio", key="spread"),
     RunRow(name="Peak memory", kind="gib", key="memory"),
@@ -145,7 +145,7 @@ def _known(rows: Sequence[RunRow], content: Content) -> list[RunRow]:
         return []
     summaries = [run["summary"] for run in content["runs"]]
     where = both["runs"] if rows is _EQUAL and both else summaries
-    if all(run["about"]["world"] == 1 for run in content["runs"]):
+    if all(run["about"]["world_size"] == 1 for run in content["runs"]):
         rows = [row for row in rows if row.key != "spread"]
     even = both is not None and all(one["samples"] == both["samples"] for one in summaries)
     return [row for row in rows if any(one[row.key] is not None for one in where) and not (row.beyond and even)]

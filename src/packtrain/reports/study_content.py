@@ -326,7 +326,7 @@ _ALL_EPOCHS = (
 _EXPECTED = (
     ComparedRow(name="Samples per second", kind="decimal", padded="samples_per_second", packed="samples_per_second"),
     ComparedRow(name="Real tokens per second", kind="count", padded="tokens_per_second", packed="tokens_per_second"),
-    ComparedRow(name="Step time", kind="seconds", padded="seconds_per_step", packed="seconds_per_step"),
+    ComparedRow(name="Step time", kind="duration", padded="seconds_per_step", packed="seconds_per_step"),
     ComparedRow(name="Speedup over the first column", kind="times", padded="speedup", packed="speedup"),
     ComparedRow(name="Peak memory of a GPU", kind="gib", padded="memory_bytes", packed="memory_bytes"),
     ComparedRow(name="Fits the GPU", kind="fits", padded="fits", packed="fits"),

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from packtrain.core.numbers import GIB, count, counted, decimal, duration, gib, percent, shown, tick, times
+from packtrain.core.numbers import (
+    GIB,
+    count,
+    counted,
+    decimal,
+    duration,
+    exact_percent,
+    gib,
+    percent,
+    shown,
+    tick,
+    times,
+)
 from packtrain.planning.study_values import PaddedRun, Simulation, Study
 from packtrain.predicting.memory import Part
 from packtrain.reports.charts import (
@@ -193,7 +205,7 @@ def sweeps(study: Study) -> tuple[Sweep, ...]:
             title="Fill",
             unit="share of a pack that is real tokens",
             value=lambda one: one.fill,
-            write=lambda share: f"{100 * share:g} %",
+            write=exact_percent,
             from_zero=min(one.fill for one in study.simulations) < 0.5,
             top=1.0,
         ),

@@ -126,7 +126,7 @@ class StepMetrics:
             title="Step time",
             unit="of the slowest rank",
             group="speed",
-            format="seconds",
+            format="duration",
             cut=True,
             predicted="predicted_seconds",
         ),
@@ -248,12 +248,6 @@ def step_from_plain(line: Mapping[str, object]) -> StepMetrics:
     values |= {name: line[name] for name in ("step", "samples_seen")}
     rates, seconds = values[LEARNING_RATES] or {}, tuple(values["rank_seconds"] or ())
     return StepMetrics(**values | {LEARNING_RATES: rates, "rank_seconds": seconds})
-
-
-def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
-    """The evaluation that a line is about; lines of earlier versions have no failures."""
-    values = {"eval_failures": 0, **line}
-    return EvalMetrics(**{one.name: values[one.name] for one in fields(EvalMetrics)})  # type: ignore[arg-type]
 
 
 def flat(metrics: StepMetrics) -> dict[str, float]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean, mean, median, variance
 from typing import Any, NamedTuple
 
-from packtrain.core.numbers import gib
+from packtrain.core.numbers import gib, percent
 from packtrain.runs.early_warnings import Kind, MonitorLimits
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
@@ -143,7 +143,7 @@ def memory_near_limit(history: History, limits: MonitorLimits) -> Diagnosis | No
     if not share or not used or not limit or share < limits.memory_share:
         return None
     return Diagnosis(
-        f"{gib(used)} of {gib(limit)} were allocated ({share:.0%})",
+        f"{gib(used)} of {gib(limit)} were allocated ({percent(share)})",
         "a larger pack may not fit: lower packing_length, set vision_batch_patches or max_patches_per_pack, or turn "
         "on gradient_checkpointing or vision_checkpointing",
     )
@@ -157,7 +157,7 @@ def data_bound(history: History, limits: MonitorLimits) -> Diagnosis | None:
     if len(last) < limits.timing_window or share <= limits.wait_share:
         return None
     return Diagnosis(
-        f"{share:.0%} of the time of the last {len(last)} steps was spent waiting for data",
+        f"{percent(share)} of the time of the last {len(last)} steps was spent waiting for data",
         "raise dataloader_num_workers or dataloader_prefetch_factor; when streaming, raise cache_bytes or put the "
         "cache on a faster disk; lower media limits make decoding cheaper",
     )
@@ -192,7 +192,7 @@ def instability(history: History, limits: MonitorLimits) -> Diagnosis | None:
         if now > least and now > limits.variance_factor * was:
             what = "loss" if name == "loss" else "gradient norm"
             return Diagnosis(
-                f"the {what} changes by {now:.1%} from step to step, up from {was:.1%}",
+                f"the {what} changes by {percent(now)} from step to step, up from {percent(was)}",
                 "lower learning_rate or max_grad_norm, or raise packs_per_step",
             )
     return None

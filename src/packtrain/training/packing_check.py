@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from packtrain.core.errors import DataError, PacktrainError
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackKey
 from packtrain.delivery.encode.pack_source import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
@@ -33,7 +33,7 @@ def check_first_packs(
     *,
     config: Any,
     rank: int,
-    world: int,
+    world_size: int,
     training: Training | None = None,
 ) -> CheckReport:
     """Run the packing check on samples of this rank's first packs; all ranks end with an error when one of them fails.
@@ -41,7 +41,7 @@ def check_first_packs(
     Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.
     """
-    packs = _first_packs(dataset, rank, world)
+    packs = _first_packs(dataset, rank, world_size)
     _raise_together(None if packs else f"nothing to check in the first {_PACKS} packs")
     packing = dataset.schedule.plan.config
     patches = _most_patches(dataset.schedule.plan, packs)
@@ -89,10 +89,10 @@ def _raise_together(fault: str | None) -> None:
         )
 
 
-def _first_packs(dataset: Any, rank: int, world: int) -> list[Samples]:
+def _first_packs(dataset: Any, rank: int, world_size: int) -> list[Samples]:
     """The first pack of several samples, then those that have what it lacks: a modality, the longest sample."""
     packs: list[Samples] = []
-    for key in islice(_keys(dataset.schedule, rank, world), _PACKS):
+    for key in islice(_keys(dataset.schedule, rank, world_size), _PACKS):
         samples = _samples_of_pack(dataset, key)
         if len(samples) > 1:
             packs = [samples]
@@ -138,9 +138,9 @@ def _keys_of_other_kinds(dataset: Any, checked: Samples) -> Iterator[PackKey]:
         yield PackKey(epoch=0, pack=pack)
 
 
-def _keys(schedule: Schedule, rank: int, world: int) -> Iterator[PackKey]:
+def _keys(schedule: Schedule, rank: int, world_size: int) -> Iterator[PackKey]:
     """Packs of this rank's first batch, then those that are trained first."""
-    for key in next(iter(PackSampler(schedule, rank, world)), []):
+    for key in next(iter(PackSampler(schedule, rank, world_size)), []):
         if key.pack != EMPTY_PACK:
             yield key
     for pack in schedule.order(0):

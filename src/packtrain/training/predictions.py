@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from packtrain.core.errors import MemoryLimitError
+from packtrain.core.numbers import counted, gib
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.predicting.time import Coefficients, step_time
@@ -31,7 +32,7 @@ class ModelPrediction:
     def seconds(self, loads: Sequence[Load]) -> float:
         """One optimizer step over these passes. Time is a sum over their numbers, so their mean represents them."""
         assert self.gpu is not None
-        mean = _mean(loads)
+        mean = Load.mean(loads)
         return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_batches=len(loads)).seconds
 
     def memory_bytes(self, loads: Sequence[Load]) -> int:
@@ -46,19 +47,19 @@ class ModelPrediction:
 
 def useful_load(info: BatchInfo) -> Load:
     """The real samples of a batch, without padding: what model FLOP utilisation counts."""
-    patches, pictures = info.patches or 0, max(info.tiles, info.images + info.videos, 1)
-    return Load(
+    return Load.from_counts(
         tokens=info.tokens,
         squared_tokens=info.squared_tokens or sum(length * length for length in info.lengths),
         longest=max(info.lengths, default=0),
-        samples=max(info.samples, 1),
-        rows=max(info.samples, 1) if len(info.keys) > 1 else 1,  # a padded batch has a row for each sample
+        samples=info.samples,
+        rows=info.samples if len(info.keys) > 1 else 1,  # a padded batch has a row for each sample
         supervised_tokens=info.supervised_tokens,
         vision_tokens=info.vision_tokens,
-        patches=patches,
-        squared_patches=info.squared_patches or patches * patches // pictures,  # as if all were of one size
-        largest_patches=-(-patches // pictures),
+        patches=info.patches or 0,
+        squared_patches=info.squared_patches or None,
+        largest_patches=None,
         images=info.images,
+        spans=max(info.tiles, info.images + info.videos),
         frames=info.frames,
     )
 
@@ -77,16 +78,6 @@ def batch_load(info: BatchInfo) -> Load:
         squared_tokens=load.squared_tokens + info.padding**2,
         longest=max(load.longest, info.padding),
     )
-
-
-def _mean(loads: Sequence[Load]) -> Load:
-    """The load whose numbers are the mean of these; the longest and the largest stay what they are."""
-    largest = ("longest", "largest_patches")
-    values = {}
-    for one in fields(Load):
-        numbers = [getattr(load, one.name) for load in loads]
-        values[one.name] = max(numbers) if one.name in largest else round(sum(numbers) / len(numbers))
-    return Load(**values)
 
 
 # ---- out of memory, explained: which pack it was, what it held, and what would have fitted
@@ -158,7 +149,7 @@ def explain(
         str(error).splitlines()[0][:300] if str(error) else type(error).__name__,
     ]
     if memory.total:
-        facts.insert(0, f"{_gib(memory.free)} of {_gib(memory.total)} GiB free, {_gib(memory.reserved)} GiB held here")
+        facts.insert(0, f"{gib(memory.free)} of {gib(memory.total)} free, {gib(memory.reserved)} held here")
     room = _fitting_tokens(error, failure, memory, model)
     return MemoryLimitError(
         where,
@@ -243,8 +234,8 @@ def _packs_in_words(batch: BatchInfo) -> str:
 def _contents_in_words(batch: BatchInfo) -> str:
     patches = "an unknown number of" if batch.patches is None else f"{batch.patches:,}"
     return (
-        f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, {batch.images:,} images, "
-        f"{batch.videos:,} videos in {batch.samples:,} samples"
+        f"{batch.tokens:,} tokens and {batch.padding:,} padding tokens, {patches} patches, "
+        f"{counted(batch.images, 'image')}, {counted(batch.videos, 'video')} in {counted(batch.samples, 'sample')}"
     )
 
 
@@ -253,7 +244,3 @@ def _samples_in_words(batch: BatchInfo) -> str:
         return ""
     more = f" and {len(batch.ids) - _SHOWN} more" if len(batch.ids) > _SHOWN else ""
     return f"samples {', '.join(batch.ids[:_SHOWN])}{more}"
-
-
-def _gib(number: int) -> str:
-    return f"{number / 2**30:.1f}"

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from packtrain.core.numbers import clock as as_clock
-from packtrain.core.numbers import duration
+from packtrain.core.numbers import duration, percent
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.step_metrics import EvalMetrics, StepMetrics
 
@@ -162,9 +162,9 @@ class TrainingProgress:
         rates = dict.fromkeys(f"{rate:.3g}" for rate in metrics.learning_rates.values())
         parts += [f"lr {'/'.join(rates)}"] if rates else []
         parts += [f"grad norm {metrics.grad_norm:.3g}"] if metrics.grad_norm is not None else []
-        parts += [f"{metrics.tokens_per_second:,.0f} tokens/s", f"fill {metrics.fill:.1%}"]
+        parts += [f"{metrics.tokens_per_second:,.0f} tokens/s", f"fill {percent(metrics.fill)}"]
         if metrics.mfu is not None:
-            parts.append(f"MFU {metrics.mfu:.1%}")
+            parts.append(f"MFU {percent(metrics.mfu)}")
         seconds = self._remaining.seconds
         if seconds is not None and metrics.step < self._steps:
             parts.append(f"{duration(seconds)} left")

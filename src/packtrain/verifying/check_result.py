@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from packtrain.core.numbers import counted, shown
+from packtrain.core.numbers import counted, elapsed, shown
 from packtrain.core.values import Cost
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class CheckReport:
         looked_at = f"{counted(len(self.samples), 'sample')} ({', '.join(self.kinds)}, longest {self.longest:,} tokens)"
         checks = counted(len(self.checks), "check")
         return (
-            f"passed in {self.seconds:.1f} s: {looked_at} packed vs. alone, largest difference {apart:.1e} in {checks}",
+            f"passed in {elapsed(self.seconds)}: {looked_at} packed vs. alone, "
+            f"largest difference {apart:.1e} in {checks}",
             *(f"{one.check}: inconclusive, {shown(one.where, _NAME)}" for one in self.inconclusive),
             *(f"not checked: {shown(one, _NAME)}" for one in self.left_out),
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from packtrain.core.numbers import exact_percent
 from packtrain.core.values import Cost
 from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS
 from packtrain.delivery.collate.collators import sample_offsets
@@ -180,7 +181,7 @@ class FullPrecision:
             f"loss (sum over supervised tokens / their number): |packed - alone| over max(1, alone); at most "
             f"{FP32_TOLERANCE:g}",
             "gradients: norm of packed - alone over the norm of alone, tensor by tensor (tensors with less than "
-            f"{GRADIENT_FLOOR:.0%} of the largest norm: over that); at most {FP32_TOLERANCE:g}",
+            f"{exact_percent(GRADIENT_FLOOR)} of the largest norm: over that); at most {FP32_TOLERANCE:g}",
         )
 
     def logits(self, mode: str, packed_logits: Sequence[Tensor]) -> list[CheckResult]:

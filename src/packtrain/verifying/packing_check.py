@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from packtrain.core.errors import DataError
+from packtrain.core.numbers import counted
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT, EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.verifying.check_result import CheckReport, CheckResult
@@ -78,7 +79,7 @@ def sample_kind(images: int, videos: int) -> str:
 def sample_described(sample: EncodedSample) -> str:
     """Id, kind and length of a sample."""
     kind = sample_kind(sample.num_images, sample.num_videos)
-    return f"{sample.id} ({kind if kind != 'images' else f'{sample.num_images} images'}, {len(sample):,} tokens)"
+    return f"{sample.id} ({kind if kind != 'images' else counted(sample.num_images, 'image')}, {len(sample):,} tokens)"
 
 
 def short_samples(

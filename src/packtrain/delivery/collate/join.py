@@ -10,9 +10,11 @@ from torch.nn.functional import pad
 
 from packtrain.core.errors import DataError, require
 from packtrain.core.modality import PIXELS
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
-from packtrain.delivery.loader.workers import empty_batch_tensor
+from packtrain.core.numbers import counted
+from packtrain.delivery.collate.shared_memory import empty_batch_tensor
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.families.family import BatchContract
+from packtrain.packing.schedule import EMPTY_PACK
 
 EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case
 
@@ -56,7 +58,7 @@ def too_long(rows: Sequence[PackedRow], samples: Sequence[EncodedSample], tokens
     more = ", ..." if len(samples) > 5 else ""
     return DataError(
         packs,
-        got=f"{tokens} tokens in {len(samples)} samples: {longest}{more}",
+        got=f"{tokens:,} tokens in {counted(len(samples), 'sample')}: {longest}{more}",
         expected=f"at most {capacity} tokens",
         fix="pack again with the processor settings that training uses",
     )

@@ -17,12 +17,13 @@ import numpy as np
 from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.numbers import GIB
 from packtrain.core.values import Media, MediaHeader, MediaRef, PartLimits
 from packtrain.families.part_limits import with_limits
 from packtrain.records.images import IMAGE_FORMATS, decode_rgb, to_rgb
 from packtrain.records.media import FORMATS, MediaStore
 
-MAX_DECODED_BYTES = 4 << 30  # of one video's sampled frames
+MAX_DECODED_BYTES = 4 * GIB  # of one video's sampled frames
 # Errors of the system that stay the same however often a file is opened; any other is the machine's.
 _PERMANENT = frozenset(
     (

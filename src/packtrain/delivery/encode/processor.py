@@ -25,12 +25,12 @@ from packtrain.delivery.encode.pixels import (
 )
 from packtrain.families.chat_template import ChatTemplate, with_date
 from packtrain.families.dialect import Dialect, dialect_of, template_variables
-from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.encoder import RecordEncoder, SizedRecord, SupervisedCost
 from packtrain.families.family import ProcessorSettings, TextOnly
 from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import find_family, load_rule
 from packtrain.families.tokenizer import Counts, last_runs
-from packtrain.measuring.drift import Reality
+from packtrain.measuring.drift import ProcessorCounts
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 
@@ -113,14 +113,14 @@ class RealProcessor:
 
     # ---- encoding
 
-    def encode(self, record: Record, store: MediaStore) -> Reality:
+    def encode(self, record: Record, store: MediaStore) -> ProcessorCounts:
         """Ids and pixels of one record, counted."""
         outputs = self.outputs(record, store)
         ids = outputs["input_ids"]
         patches, largest = self._patches(outputs)
         image, video = self._token_ids("image"), self._token_ids("video")
         media = image | video
-        return Reality(
+        return ProcessorCounts(
             ids=ids,
             media_tokens=sum(i in media for i in ids) if media else None,
             video_tokens=sum(i in video - image for i in ids),
@@ -300,17 +300,17 @@ class ProcessorRule:
         text_only = TextOnly(settings, MediaLimits())
         self._text = RecordEncoder(settings, text_only, loss_on=request.loss_on, add_eos=request.add_eos, typed=True)
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def compute_costs(self, batch: Sequence[SizedRecord], store: MediaStore) -> list[SupervisedCost | RecordError]:
         """One record after the other, encoded for real."""
-        priced: list[Priced | RecordError] = []
+        costs: list[SupervisedCost | RecordError] = []
         for sized in batch:
             try:
-                priced.append(self._price(sized.record, sized.headers, store))
+                costs.append(self._compute_cost(sized.record, sized.headers, store))
             except RecordError as error:
-                priced.append(error)
-        return priced
+                costs.append(error)
+        return costs
 
-    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+    def _compute_cost(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> SupervisedCost:
         if record.tokens is not None:
             return self._text.cost(record, headers)
         try:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from packtrain.core.errors import DataError
+from packtrain.core.numbers import counted
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
 from packtrain.delivery.encode.encoded_sample import IGNORED
 from packtrain.packing.schedule import Schedule
@@ -73,7 +74,7 @@ class Evaluated:
         if not weight:
             raise DataError(
                 "evaluation",
-                got=f"{samples:,} samples without a supervised token; {failures:,} could not be decoded",
+                got=f"{counted(samples, 'sample')} without a supervised token; {failures:,} could not be decoded",
                 expected="at least one supervised token",
                 fix="check the ledger of the evaluation data",
             )

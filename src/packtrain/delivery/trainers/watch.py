@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import torch.distributed as dist
 
 from packtrain.core.errors import ConfigError, PacktrainError, in_one_line
+from packtrain.core.numbers import duration
 from packtrain.core.public import visible
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Watchdog:
         for rank, beat in beats.items():
             if beat is None:
                 if self._lasts(now, rank, "missing", True) > self.timeouts.start:
-                    problems.append((1, rank, f"rank {rank} has not started within {self.timeouts.start:.0f} s"))
+                    problems.append((1, rank, f"rank {rank} has not started within {duration(self.timeouts.start)}"))
             elif beat.state == "ended":
                 return beat.message  # the verdict of another rank
             elif beat.state == "failed":
@@ -118,7 +119,7 @@ class Watchdog:
     ) -> list[tuple[int, int, str]]:
         silent = self._lasts(now, rank, "silent", beat.number)
         if silent > self.timeouts.silent:
-            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {silent:.1f} s")]
+            return [(1, rank, f"{_name(rank, beat)} is gone: no heartbeat for {duration(silent)}")]
         lag = self._lasts(now, rank, "behind", (beat.place, beat.place < furthest))
         limit = self.timeouts.start if beat.step == NOT_STARTED else self.timeouts.behind
         # One that has just fallen silent is rather gone than late; that shows soon.
@@ -126,7 +127,7 @@ class Watchdog:
             return []
         others = f"while others are at step {furthest[0]}"
         at = f"; it is at {beat.at}" if beat.at else ""
-        return [(2, rank, f"{_name(rank, beat)} has made no progress for {lag:.1f} s {others}{at}")]
+        return [(2, rank, f"{_name(rank, beat)} has made no progress for {duration(lag)} {others}{at}")]
 
     def _lasts(self, now: float, rank: int, name: str, value: object) -> float:
         """Seconds since this value last changed."""
@@ -170,7 +171,7 @@ class RankWatchdog:
         self,
         store: Store,
         rank: int,
-        world: int,
+        world_size: int,
         *,
         deadline: float = 120.0,  # seconds until all ranks have ended
         step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
@@ -182,15 +183,15 @@ class RankWatchdog:
         if not 0 < deadline <= slowest or start_deadline < deadline:
             got = f"deadline {deadline}, step_deadline {step_deadline}, start_deadline {start_deadline}"
             raise ConfigError("rank watch", got=got, expected="0 < deadline <= step_deadline, start_deadline")
-        if not 0 <= rank < world:
-            raise ConfigError("rank watch", got=f"rank {rank} of {world}", expected="a rank below the world size")
-        self._store, self._rank, self._world, self._action = store, rank, world, action
+        if not 0 <= rank < world_size:
+            raise ConfigError("rank watch", got=f"rank {rank} of {world_size}", expected="a rank below the world size")
+        self._store, self._rank, self._world_size, self._action = store, rank, world_size, action
         self._interval = min(deadline / _ROUNDS, _LONGEST_INTERVAL)
         reserve = _RESERVE * self._interval
         self._timeouts = Timeouts(silent=deadline - reserve, behind=slowest - reserve, start=start_deadline)
         self._own = Heartbeat(number=0, host=host or socket.gethostname())
         self._sent_at = 0.0  # when the last heartbeat was sent
-        self._watched = range(world) if rank == _WATCHDOG_RANK else (_WATCHDOG_RANK,)
+        self._watched = range(world_size) if rank == _WATCHDOG_RANK else (_WATCHDOG_RANK,)
         self._heartbeats: dict[int, Heartbeat | None] = dict.fromkeys(self._watched)
         self._rounds = 0  # in which the store answered
         self._lock = threading.Lock()
@@ -203,16 +204,16 @@ class RankWatchdog:
     @classmethod
     def of_group(cls, group: ProcessGroup | None = None, **settings: object) -> RankWatchdog:
         """A watch over the ranks of a process group, with a store of its own on the first rank. All ranks call it."""
-        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         host = os.environ.get("MASTER_ADDR") or socket.gethostname()
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == _WATCHDOG_RANK else None
-        places: list[tuple[str, int] | None] = [None for _ in range(world)]
+        places: list[tuple[str, int] | None] = [None for _ in range(world_size)]
         dist.all_gather_object(places, (host, store.port) if store is not None else None, group=group)
         if store is None:
             place = places[_WATCHDOG_RANK]
             assert place is not None, "the first rank has just sent it"
             store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
-        return cls(store, rank, world, **settings)  # type: ignore[arg-type]
+        return cls(store, rank, world_size, **settings)  # type: ignore[arg-type]
 
     # ---- what a rank reports
 
@@ -248,7 +249,7 @@ class RankWatchdog:
 
     def start(self) -> RankWatchdog:
         """Start sending heartbeats and checking those of others."""
-        if self._world > 1 and not self._threads:
+        if self._world_size > 1 and not self._threads:
             for target in (self._exchange, self._monitor):
                 self._threads.append(threading.Thread(target=target, name=f"rank watch {target.__name__}", daemon=True))
                 self._threads[-1].start()

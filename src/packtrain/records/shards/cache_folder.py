@@ -14,7 +14,6 @@ there is no second record to disagree with.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -27,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from packtrain.core.artifacts import try_lock
+from packtrain.core.artifacts import share, try_lock, unlock
 from packtrain.core.errors import ConfigError
 from packtrain.core.retries import waiting
 from packtrain.records.shards.address import Identity
@@ -263,7 +262,7 @@ class CacheFolder:
             os.fsync(writing.fd)
         with self.locked():
             self._rename(writing, writing.written, "ready")
-            fcntl.flock(writing.fd, fcntl.LOCK_SH)
+            share(writing.fd)
         return CachedFile(fd=writing.fd, path=self._path(writing.entry), size=writing.written)
 
     def abandon(self, writing: Writing) -> None:
@@ -394,4 +393,4 @@ class CachedHandle(Handle):
 
     def unpin(self) -> None:
         """Let the file be evicted."""
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        unlock(self._fd)

@@ -6,7 +6,6 @@ a child shares with its parent: left open in the child, it would stay locked aft
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from packtrain.core.artifacts import unlock
 from packtrain.records.span import Plain
 
 MOST_OPEN = 64
@@ -69,7 +69,7 @@ class Descriptors:
             if fd in self._fds:
                 self._fds.discard(fd)
                 with suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_UN)
+                    unlock(fd)
                 os.close(fd)
 
     def __del__(self) -> None:

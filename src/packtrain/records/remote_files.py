@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, RecordError
+from packtrain.core.numbers import GIB
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.source_files import Format, list_files, shown_name, split_files
 from packtrain.records.shards.address import CANNOT_OPEN, identify, reaching
@@ -20,7 +21,7 @@ from packtrain.records.source import Entry, SourceSpec, Unit
 from packtrain.records.span import Plain
 
 FOLDER, BYTES = "PACKTRAIN_SHARD_CACHE", "PACKTRAIN_SHARD_CACHE_BYTES"  # environment variables
-SHARE, MOST = 10, 64 << 30  # by default a tenth of the disk, and no more than this
+SHARE, MOST = 10, 64 * GIB  # by default a tenth of the disk, and no more than this
 LARGEST = 256 << 20  # bytes of a medium that is taken out of its shard; larger ones can be read only meanwhile
 
 
