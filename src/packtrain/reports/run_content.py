@@ -187,7 +187,7 @@ def _derived_lines(run: TrainingRun, derived: Derived) -> Iterator[tuple[str, st
     if derived.method:
         yield "Method", _method(derived.method, derived.lora)
     if (trained := _trained_parts(derived)) is not None:
-        yield "Trained weights", trained
+        yield "Trainable parameters", trained
     if derived.samples:
         yield "Data", _data(derived)
     if (rates := _rates(derived.course)) is not None:

@@ -126,7 +126,7 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     yield "Trained parts", ", ".join(part.name for part in ready.parts if part.trained)
     steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
     if numbers.looked_at is None:
-        yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
+        yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} supervised)"
         yield "Steps", f"{steps}; {_epochs(numbers.epochs)}"
     else:
         yield "Samples", "a stream, packed as it was read"
