@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from packtrain.app.train.resolve import ResolvedRun, resolve_run, resolved_sections
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
+from packtrain.config.sections import SECTIONS
 from packtrain.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
 from packtrain.config.steps import RunLength, StepSize
 from packtrain.core.errors import ConfigError
@@ -63,7 +66,8 @@ class TestSteps:
         packed, padded = resolved(*given, world_size=2), resolved(*given, "packing=false", world_size=2)
         assert packed.size == StepSize(packs=None, samples=samples)
         assert padded.size == StepSize(packs=samples, samples=samples)
-        assert any("is in samples, packed or not" in note for note in packed.notes)
+        derived = "effective_batch_size=24" not in given
+        assert any("is in samples, packed or not" in note for note in packed.notes) == derived
 
     def test_samples_of_a_step_are_counted_in_packs_later(self) -> None:
         found = resolved("effective_batch_size=128", world_size=4)
@@ -71,7 +75,7 @@ class TestSteps:
         for per_pack, packs in ((15.3, 8), (14.0, 9)):
             counted = found.counted(samples_per_pack=per_pack, packs_per_epoch=100)
             assert counted.data.packs_per_step == packs, "shared evenly where that moves the samples by less than 10 %"
-        assert any("is in samples" in note for note in found.notes), "elsewhere the same key counts packs"
+        assert not any("is in samples" in note for note in found.notes), "the key says so itself"
         packs = resolved("effective_batch_size=12", "effective_batch_unit=packs", world_size=4)
         assert packs.size == StepSize(packs=12, samples=None)
 
@@ -154,7 +158,7 @@ class TestContradictions:
                     "per_device_train_batch_size=3",
                     "gradient_accumulation_steps=2",
                 ),
-                "3 x 2 micro-batches x 1 processes are 6",
+                "3 x 2 micro-batches x 1 process are 6",
             ),
             (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
             (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),
@@ -203,6 +207,13 @@ class TestContradictions:
     )
     def test_is_named(self, given: tuple[str, ...], words: str) -> None:
         assert words in problems(*given)
+
+    def test_the_command_line_is_named_where_it_is_wrong(self) -> None:
+        assert problems("model.method=qlorra").startswith("command line")
+        wrong = BASE.sections()
+        wrong["model"]["method"] = "qlorra"
+        with pytest.raises(ConfigError, match=r"^config run"):
+            resolve_run(RunConfig.of(wrong), overrides=["training.learning_rate=1e-5"])
 
     def test_all_at_once(self) -> None:
         said = problems("packs_per_step=3", "effective_batch_size=8", "resume_from_checkpoint=x", "deepspeed=x")
@@ -420,3 +431,22 @@ class TestResolvedConfig:
 
     def test_a_trial_has_a_cache_of_its_own(self) -> None:
         assert resolved(max_samples=10).data.measured_by() != resolved().data.measured_by()
+
+
+def test_documented_defaults_are_those_of_a_run() -> None:
+    """Of every key that says its default: in the reference, in help and in a starter config."""
+    run = resolved()
+    trainer = {one.name: one.default for one in fields(TrainingArguments)}
+    used = [run.model, run.step, run.data, run.setup]
+    compared = set()
+    for section in ("model", "data", "training"):
+        for name, one in SECTIONS[section].known().items():
+            if one.default is None or name in BASE.sections().get(section, {}):
+                continue
+            values = [getattr(found, name) for found in used if hasattr(found, name)]
+            if name in trainer and name != "num_train_epochs":  # of which the schedule follows
+                values.append(run.arguments.get(name, trainer[name]))
+            assert all(value == one.default for value in values), f"{section}.{name}: {values}"
+            compared |= {name} if values else set()
+    assert run.length.epochs == SECTIONS["training"].known()["num_train_epochs"].default
+    assert len(compared) > 40

@@ -54,6 +54,23 @@ def test_the_clock_takes_the_median_round_and_the_smaller_time(monkeypatch: pyte
     assert time_work(work, rounds=3, seconds=1) == (1, 4.0)
 
 
+def test_memory_of_grandchildren_counts() -> None:
+    child = (
+        "block = bytearray(60 << 20); block[::4096] = b'x' * len(block[::4096]); print('ready', flush=True); input()"
+    )
+    for _ in range(2):
+        child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        before = host._process_memory(Path("/proc") / str(process.pid))
+        assert process.stdout.readline().strip() == b"ready"
+        found = tree_memory(process.pid)
+        process.communicate(b"\n")
+    assert found["processes"] >= 3
+    kind = "pss" if "pss" in found else "rss"
+    assert found[kind] - before[kind] > 50 << 20
+
+
 def test_memory_is_told_by_kind_and_of_children_too() -> None:
     """A child that holds 60 MB of its own shows as such in its parent's sum, and as nothing else."""
     child = (

@@ -15,6 +15,7 @@ from packtrain.core.numbers import counted, decimal, duration, gib, percent
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun
     from packtrain.modeling.adapters import TrainedPart
+    from packtrain.predicting.values import TrainingSetup
     from packtrain.runs.derived import Course, RunNumbers
 
 
@@ -56,9 +57,9 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     if numbers.too_large:
         ledger += f", {numbers.too_large:,} of them too long for a pack"
     if numbers.unlabelled:
-        ledger += f", {numbers.unlabelled:,} of them pieces left without labels"
+        ledger += f", {numbers.unlabelled:,} of them pieces without supervised tokens"
     if numbers.cut:
-        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are not trained on"
+        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} supervised tokens are not trained on"
         to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "packing_length"
         ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
     if numbers.looked_at is not None:
@@ -79,8 +80,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"
         if run.data.pad_packs:
             each = f"the samples of a pack each, on average {decimal(numbers.samples_per_pack)}"
-        yield "batches", f"{each}, padded to the longest: {padding}"
-        yield "packing is off", "one sample per row"
+        yield "batches", f"{each}, one per row, padded to the longest: {padding}"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
     course = ready.course
@@ -89,6 +89,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     clipped = f"gradients clipped at {course.max_grad_norm:g}" if course.max_grad_norm else "gradients not clipped"
     decay = f"weight decay {course.weight_decay:g}"
     yield "optimizer", f"{course.optimizer}, {decay}, {clipped}; compute dtype {course.precision}"
+    yield "gradient checkpointing", _checkpointing(run.setup)
     yield "checkpoints", course.saves
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
@@ -97,6 +98,13 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     yield from _expectation_rows(ready)
     if ready.resumed:
         yield "resuming", f"from checkpoint-{ready.resumed}"
+
+
+def _checkpointing(setup: TrainingSetup) -> str:
+    language, vision = setup.gradient_checkpointing, setup.vision_checkpointing
+    if language == vision:
+        return "on" if language else "off"
+    return "language model only" if language else "vision encoder only"
 
 
 def _lengths(numbers: RunNumbers) -> str:
@@ -109,7 +117,7 @@ def _lengths(numbers: RunNumbers) -> str:
 
 
 def _in_the_ledger(entries: int) -> str:
-    return f"; {entries:,} more in the ledger" if entries else ""
+    return f"; {entries:,} more skipped, listed in ledger.jsonl with the reason" if entries else ""
 
 
 def _steps(numbers: RunNumbers) -> str:

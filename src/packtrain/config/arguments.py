@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ _DERIVED = (
 )
 _EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
 _NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
+# Pairs of which one is left out; the others that contradict each other depend on values.
+_ONE_OF = (
+    ("training.warmup_ratio", "training.warmup_steps"),
+    ("data.eval_path", "data.eval_size"),
+    ("training.fp16", "training.bf16"),
+)
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
 
 
@@ -140,10 +147,11 @@ def _contradictions(config: RunConfig) -> list[str]:
             problems.append(
                 f"training.{rate} {number:g} and model.{part} false: leave the rate out, or train that part"
             )
-    if training.warmup_ratio and training.warmup_steps:
-        problems.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
-    if data.eval_path and data.eval_size:
-        problems.append("data.eval_path and data.eval_size: leave one of them out")
+    problems += [
+        f"{one} and {other}: leave one of them out"
+        for one, other in _ONE_OF
+        if attrgetter(one)(config) and attrgetter(other)(config)
+    ]
     if data.eval_size and data.max_eval_samples:
         problems.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
     if not config.evaluates:
@@ -162,8 +170,6 @@ def _contradictions(config: RunConfig) -> list[str]:
         problems.append(f"training.metric_for_best_model {metric}: evaluation computes only the loss: eval_loss")
     if training.greater_is_better:
         problems.append("training.greater_is_better true: the metric is the loss: lower is better")
-    if training.fp16 and training.bf16:
-        problems.append("training.fp16 and training.bf16: leave one of them out")
     if training.fp16 and model.dtype in ("bf16", "bfloat16"):
         problems.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
     optim = training.optim or MULTIMODAL

@@ -197,6 +197,8 @@ def _packed_step(config: RunConfig, world_size: int) -> tuple[StepSize, int, tup
     if counted_in_packs_by(config):
         return StepSize(packs=None, samples=samples), 1, ()  # a warning says it
     settings = f"effective_batch_size {samples}"
+    if training.effective_batch_size is not None and not (config.called or config.written_as):
+        return StepSize(packs=None, samples=samples), 1, ()
     if training.effective_batch_size is None:
         rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1
         by = "" if world_size == 1 else f" x {world_size} processes"

@@ -18,7 +18,7 @@ _PINNED = 2  # batches on their way to a GPU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostNeeds:
-    """One node, were every batch the worst one."""
+    """Per node, worst case."""
 
     memory: tuple[MemoryPart, ...]
     shared_memory: tuple[MemoryPart, ...]  # of the memory, what workers share with the process that trains

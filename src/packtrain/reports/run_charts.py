@@ -71,7 +71,7 @@ class _Charts:
             dots += self._evaluations(at, x)
         if not curves:
             return None
-        over = "training time after warm-up" if by_time else "samples seen"
+        over = "training time, first step excluded" if by_time else "samples seen"
         unit = f"mean loss of a token, over the {over}; bold: smoothed"
         look = Chart(
             title=f"Loss over {'time' if by_time else 'samples'}",

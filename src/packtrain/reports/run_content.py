@@ -90,10 +90,11 @@ def _run(run: TrainingRun) -> Content:
 
 
 def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Content]:
-    """The loss of every run at a few places, the last of which all of them have reached."""
+    """The loss of every run at a few places after its first step, the last of which all of them have reached."""
     end = min(one.samples or 0.0 for one in summaries)
+    first = max(run.steps["samples_seen"][0] for run in runs) if end else 0.0
     points = []
-    for share in _PLACES if end else ():
+    for share in [one for one in _PLACES if end and one * end >= first]:
         losses = [along(run.steps, share * end, one.loss_window) for run, one in zip(runs, summaries, strict=True)]
         points.append({"samples": share * end, "losses": losses})
     return points
@@ -186,7 +187,7 @@ def _derived_lines(run: TrainingRun, derived: Derived) -> Iterator[tuple[str, st
     if derived.method:
         yield "Method", _method(derived.method, derived.lora)
     if (trained := _trained_parts(derived)) is not None:
-        yield "Trained weights", trained
+        yield "Trainable parameters", trained
     if derived.samples:
         yield "Data", _data(derived)
     if (rates := _rates(derived.course)) is not None:

@@ -172,7 +172,7 @@ def too_few(labels: Sequence[str], both: RunComparison) -> str:
     have = [
         f"{name} has {counted(one.steps, 'step')}" for name, one in zip(_short_names(labels), both.runs, strict=True)
     ]
-    needed = f"{FEWEST} of each after warm-up are needed to compare speed"
+    needed = f"{FEWEST} of each, first step excluded, are needed to compare speed"
     return f"In {count(both.samples)} samples {_join_words(have)}; {needed}"
 
 
@@ -205,7 +205,7 @@ def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], b
     sentences += [f"{few}."] if (few := too_few(labels, both)) else []
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
     if spent:
-        sentences.append(f"Training took {_join_words(spent)} after warm-up.")
+        sentences.append(f"Training took {_join_words(spent)}, first step excluded.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]

@@ -213,7 +213,7 @@ def time_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None:
 
 
 def memory_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None:
-    """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
+    """Over 20 steps the memory is 1.1 times the predicted memory of their packs, or the other way round."""
     last = [(one.memory_bytes, one.predicted_memory_bytes) for one in history.steady]
     ratios = [real / predicted for real, predicted in last if real and predicted]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_mismatch):

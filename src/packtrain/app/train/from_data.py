@@ -147,7 +147,7 @@ def _chosen_note(sections: Sections, given: Sections) -> str:
         f"{name} {str(value).lower() if isinstance(value, bool) else value}"
         for section in _SHOWN
         for name, value in sections[section].items()
-        if name not in given[section]
+        if name not in given[section] and not (name == "packing_length" and given["data"].get("packing") is False)
     ]
     return ", ".join(chosen) or "no other setting is chosen"
 
