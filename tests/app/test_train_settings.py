@@ -158,7 +158,7 @@ class TestContradictions:
                     "per_device_train_batch_size=3",
                     "gradient_accumulation_steps=2",
                 ),
-                "3 x 2 micro-batches x 1 processes are 6",
+                "3 x 2 micro-batches x 1 process are 6",
             ),
             (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
             (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),
@@ -207,6 +207,13 @@ class TestContradictions:
     )
     def test_is_named(self, given: tuple[str, ...], words: str) -> None:
         assert words in problems(*given)
+
+    def test_the_command_line_is_named_where_it_is_wrong(self) -> None:
+        assert problems("model.method=qlorra").startswith("command line")
+        wrong = BASE.sections()
+        wrong["model"]["method"] = "qlorra"
+        with pytest.raises(ConfigError, match=r"^config run"):
+            resolve_run(RunConfig.of(wrong), overrides=["training.learning_rate=1e-5"])
 
     def test_all_at_once(self) -> None:
         said = problems("packs_per_step=3", "effective_batch_size=8", "resume_from_checkpoint=x", "deepspeed=x")
