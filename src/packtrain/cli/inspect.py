@@ -20,8 +20,8 @@ from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import counted, format_number, percent, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.inspect_batch import BatchMedium, BatchSample, BatchToken, InspectedBatch
     from packtrain.app.inspect_plan import InspectedStep, PackedSample, PackPlace
+    from packtrain.delivery.batch_contents import BatchMedium, BatchSample, BatchToken, InspectedBatch
     from packtrain.packing.pack_plan import PackPlan
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown
