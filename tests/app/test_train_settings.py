@@ -355,7 +355,7 @@ class TestModel:
         assert found == training_setup(config, gpus=2)
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
-        assert (found.optimizer, found.attention, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
+        assert (found.optimizer, found.attn_implementation, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
 
     def test_loss_scaling_is_for_fp32_weights(self) -> None:
         assert (resolved().model.dtype, resolved("fp16=true").model.dtype) == ("auto", "fp32")
