@@ -158,7 +158,7 @@ class TestContradictions:
                     "per_device_train_batch_size=3",
                     "gradient_accumulation_steps=2",
                 ),
-                "3 x 2 micro-batches x 1 processes are 6",
+                "3 x 2 micro-batches x 1 process are 6",
             ),
             (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
             (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),
