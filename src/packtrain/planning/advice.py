@@ -337,7 +337,7 @@ def _unstable(findings: Findings) -> str:
 
 
 def _slow(findings: Findings) -> str:
-    run, before = findings.recommended, findings.question.baseline.epochs
+    run, before = findings.recommended, findings.question.baseline.num_train_epochs
     epochs = max(before + 1, round(_MORE_EPOCHS * before))
     return (
         f"num_train_epochs {before} -> {epochs}: {epochs * run.steps:,} steps, about {duration(epochs * run.seconds)}; "

@@ -253,7 +253,7 @@ def _host(findings: Findings) -> HostNeeds:
         workers=WORKERS,
         gpus_per_node=min(question.setup.gpus, GPUS_PER_NODE),
         cost_table_bytes=sum(path.stat().st_size for path in findings.table.folder.iterdir() if path.is_file()),
-        plan_bytes=8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.epochs,
+        plan_bytes=8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.num_train_epochs,
     )
 
 

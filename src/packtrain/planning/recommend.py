@@ -308,14 +308,14 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     return [
         Reason("effective_batch_size", f"{before:,}", f"{draft.samples_per_step:,}", size),
         Reason(
-            *("per_device_train_batch_size", str(baseline.per_device_batch_size), "1 (derived)"),
+            *("per_device_train_batch_size", str(baseline.per_device_train_batch_size), "1 (derived)"),
             "one pack is one row; a longer pack replaces more rows",
         ),
         Reason(
             *("gradient_accumulation_steps", str(baseline.accumulation(gpus)), f"{one.micro_batches} (derived)"),
             f"{packs} per step on {counted(gpus, 'GPU')}",
         ),
-        Reason("num_train_epochs", str(baseline.epochs), str(baseline.epochs), steps),
+        Reason("num_train_epochs", str(baseline.num_train_epochs), str(baseline.num_train_epochs), steps),
     ]
 
 
@@ -337,7 +337,7 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
             Reason("warmup_steps", str(baseline.warmup_steps), str(new.warmup_steps), "as many samples as before")
         )
     elif (ratio := baseline.warmup_ratio) is not None:
-        steps = round(new.steps * baseline.epochs * ratio)
+        steps = round(new.steps * baseline.num_train_epochs * ratio)
         reasons.append(Reason("warmup_ratio", f"{ratio:g}", f"{ratio:g}", f"a share of all steps: {steps:,} now"))
     written = training_section(draft, new, packed=True)
     for name, noun in (("eval_steps", "evaluation"), ("save_steps", "save"), ("logging_steps", "log line")):
@@ -357,7 +357,7 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
 def _interval_reason(draft: ConfigDraft, name: str, noun: str) -> Reason:
     new, given = getattr(draft.intervals, name), getattr(draft.question.baseline, name)
     one = draft.simulation
-    times, whole = one.steps / new, one.samples_packed * draft.question.baseline.epochs
+    times, whole = one.steps / new, one.samples_packed * draft.question.baseline.num_train_epochs
     every = min(round(new * one.samples_per_step), whole)
     reason = f"{times:.3g} {noun}{'' if round(times, 2) == 1 else 's'} an epoch, one every {every:,} samples"
     if given is not None:

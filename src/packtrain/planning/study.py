@@ -141,7 +141,7 @@ def _study(findings: Findings) -> Study:
         parameters=question.shape.parameters.total,
         gpu=question.gpu.name,
         gpus=question.setup.gpus,
-        epochs=question.baseline.epochs,
+        epochs=question.baseline.num_train_epochs,
         setup=question.setup,
         baseline=_resolved(question),
         dataset=dataset,

@@ -326,7 +326,7 @@ def vision_layer_parts(shape: ModelShape, setup: TrainingSetup, load: Load) -> d
     vision = shape.vision
     if vision is None or not load.patches or not setup.train_vision:
         return {}
-    eager = replace(setup, attention="eager")
+    eager = replace(setup, attn_implementation="eager")
     scores = vision_attention(shape, eager, load, windowed=not vision.full_attention_layers).saved
     parts = {name: load.patches * each for name, each in vision_patch(shape, vision, setup).items()}
     return {"attention scores, if written out": scores, **parts}
@@ -365,9 +365,9 @@ def _vision_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
 
 
 def _attention_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
-    if setup.attention == "varlen":
+    if setup.attn_implementation == "varlen":
         return "a flash kernel: rotary tables only"
-    if setup.attention == "eager":
+    if setup.attn_implementation == "eager":
         return f"scores of {load.tokens // load.rows:,} x {load.tokens // load.rows:,} positions for every head"
     if not has_dense_mask(shape, load):
         return "one sample needs no mask: rotary tables only"

@@ -116,6 +116,7 @@ REFUSED: tuple[RefusedArgument, ...] = (
         "neftune_noise_alpha",
         "its noise shrinks with the length of a row, so packed samples get less; leave it out, or train padded rows "
         "(packing: false)",
+        PACKS | TRAINER,  # whatever the collator is
         wrong=_is_turned_on,
         only_packed=True,
     ),
