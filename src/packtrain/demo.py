@@ -132,6 +132,7 @@ def run_demo(
         gpus=GPUS,
         baseline={"effective_batch_size": 32, "num_train_epochs": 2},
         out=folder / "report",
+        overwrite=True,
     )
     _trained_here(planned.files["recommended.yaml"], shape, model)
     chosen = planned.study.simulations[planned.study.recommendation.simulation]

@@ -78,7 +78,7 @@ def test_people_get_the_verdict_and_the_next_steps(
     assert recommended["verdict"] in out
     assert "on 1 x h200, torch.compile" in out
     assert "Without packing, default settings first" in out
-    assert "today" not in out, "nobody said what they train with"
+    assert "your current run" not in out, "nobody said what they train with"
     for title in ("packs/", "idle", "packed", "dropped"):
         assert title in out
     assert f"next: open {tmp_path / 'r' / 'report.html'}" in out
@@ -201,7 +201,10 @@ class TestThePlace:
         assert (tmp_path / "mine").read_text() == "mine"
         (tmp_path / "mine").unlink()
         written = files(tmp_path)
-        plan(costs, model=str(shape), out=tmp_path, **ONCE)
+        with pytest.raises(ConfigError, match=r"a study .*[\s\S]*--overwrite"):
+            plan(costs, model=str(shape), out=tmp_path, **ONCE)
+        assert files(tmp_path) == written
+        plan(costs, model=str(shape), out=tmp_path, overwrite=True, **ONCE)
         assert files(tmp_path) == written, "the same study, the same bytes"
 
 

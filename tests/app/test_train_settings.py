@@ -208,6 +208,13 @@ class TestContradictions:
     def test_is_named(self, given: tuple[str, ...], words: str) -> None:
         assert words in problems(*given)
 
+    def test_the_command_line_is_named_where_it_is_wrong(self) -> None:
+        assert problems("model.method=qlorra").startswith("command line")
+        wrong = BASE.sections()
+        wrong["model"]["method"] = "qlorra"
+        with pytest.raises(ConfigError, match=r"^config run"):
+            resolve_run(RunConfig.of(wrong), overrides=["training.learning_rate=1e-5"])
+
     def test_all_at_once(self) -> None:
         said = problems("packs_per_step=3", "effective_batch_size=8", "resume_from_checkpoint=x", "deepspeed=x")
         assert all(words in said for words in ("packs_per_step 3", "use --resume", "deepspeed is not installed"))

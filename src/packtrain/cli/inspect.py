@@ -17,11 +17,11 @@ from packtrain.cli.interruptible import interruptible
 from packtrain.cli.pack import plan_json, show_blocked, show_plan
 from packtrain.cli.terminal import Terminal, output, table
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import counted, formatted, percent, shown
+from packtrain.core.numbers import counted, format_number, percent, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.inspect_batch import BatchMedium, BatchSample, BatchToken, InspectedBatch
     from packtrain.app.inspect_plan import InspectedStep, PackedSample, PackPlace
+    from packtrain.delivery.batch_contents import BatchMedium, BatchSample, BatchToken, InspectedBatch
     from packtrain.packing.pack_plan import PackPlan
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown
@@ -241,7 +241,7 @@ def show_step(step: InspectedStep, console: Terminal) -> None:
         console.print("metrics.jsonl does not have this step: not trained yet, or not logged.")
         return
     words = [
-        f"{name} {formatted(kind, step.logged[key]) if math.isfinite(step.logged[key]) else step.logged[key]}"
+        f"{name} {format_number(kind, step.logged[key]) if math.isfinite(step.logged[key]) else step.logged[key]}"
         for key, name, kind in _LOGGED
         if key in step.logged
     ]

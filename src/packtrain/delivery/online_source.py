@@ -158,6 +158,11 @@ class OnlineSource:
         self._go_to(number)
         return [tokens for _, tokens in self._next().samples]
 
+    def left_out(self, number: int) -> tuple[LedgerEntry, ...]:
+        """What is in no pack and comes before this one's last sample."""
+        self._go_to(number)
+        return self._next().left_out
+
     def data_files(self, keys: Iterable[PackKey]) -> list[str]:
         """The data files that packs are read from, as sources call them."""
         return [str(spec.path) for spec in self._request.specs]
@@ -388,7 +393,7 @@ def _uses(cost: Cost) -> dict[str, int]:
 
 def _with_date(request: Request) -> Request:
     try:
-        return request.dated()
+        return request.with_date()
     except ConfigError:  # no readable model, which a custom encoder does not need
         return request
 

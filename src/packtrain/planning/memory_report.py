@@ -174,7 +174,7 @@ class ResourceUse:
     tokens_each: int | None = None  # the fewest tokens that one of these takes up
     product: int | None = None  # of other limits, where it has none of its own
 
-    def explained(self, packing_length: int) -> str:
+    def explain(self, packing_length: int) -> str:
         """Whether its limit can stop a pack, as a sentence."""
         text = f"A micro-batch has at most {self.most:,} {self.name}"
         if self.limit is None:
@@ -197,7 +197,7 @@ def explain_worst(
         f"{heaviest.patches:,} patches and {heaviest.images:,} images from {counted(len(ids), 'sample')} "
         f"({', '.join(ids[:_NAMED])}{more})."
     )
-    return (pack, *(resource.explained(packing_length) for resource in resources))
+    return (pack, *(resource.explain(packing_length) for resource in resources))
 
 
 def _resources(findings: Findings) -> list[ResourceUse]:

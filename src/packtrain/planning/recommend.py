@@ -103,7 +103,7 @@ def _verdict(findings: Findings) -> str:
     one, own, best, question = findings.chosen, findings.padded[0], findings.best, findings.question
     text = (
         f"Pack into {one.packing_length:,} tokens: {findings.gain:.2f} times as fast as {_best_padding(best)}, "
-        f"{one.speedup:.2f} times as fast as {question.baseline.described}. An epoch takes about "
+        f"{one.speedup:.2f} times as fast as {question.baseline.description}. An epoch takes about "
         f"{duration(one.seconds)} on {question.setup.gpus} x {question.gpu.name} instead of {duration(best.seconds)} "
         f"and {duration(own.seconds)}, with {counted(one.packs, 'pack')}, {percent(one.fill)} full, "
         f"{one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
