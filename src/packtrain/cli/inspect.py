@@ -62,7 +62,7 @@ def inspect(
         ),
     ] = False,
     all_tokens: Annotated[
-        bool, typer.Option("--all-tokens", help="With --batch: do not fold runs of media tokens.")
+        bool, typer.Option("--all-tokens", help="With --batch: do not fold runs of vision tokens.")
     ] = False,
     attn_implementation: Annotated[
         str | None,
@@ -289,7 +289,7 @@ def _head(batch: InspectedBatch, console: Terminal) -> None:
     counts = [
         counted(len(batch.samples), "sample"),
         f"{batch.num_tokens:,} of {batch.packing_length:,} tokens",
-        f"{batch.supervised_tokens:,} with loss",
+        f"{batch.supervised_tokens:,} supervised",
         *([counted(batch.images, "image")] if batch.images else []),
         *([counted(batch.videos, "video")] if batch.videos else []),
         *([patches] if batch.images or batch.videos else []),
@@ -365,7 +365,7 @@ def _headline(batch: InspectedBatch, number: int | None) -> Text:
         return Text(f"{_BOUNDARY} padding: no loss, not attended to", "bold")
     sample = batch.samples[number]
     part = f", from its token {sample.start:,}" if sample.start else ""
-    counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} with loss"
+    counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} supervised"
     name = shown(sample.id, _ID) + (f" ({shown(sample.origin, _ID)})" if sample.origin != sample.id else "")
     return Text(f"{_BOUNDARY} sample {number}: {name}: {counts}", "bold")
 

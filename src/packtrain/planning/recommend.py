@@ -260,7 +260,7 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     ]
     overlong = "every sample fits"
     if one.samples_dropped:
-        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in the ledger"
+        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in ledger.jsonl"
     refilled = "emptier packs of a window are packed again with the next one"
     if packing.packing_window is None:
         refilled = "only matters with windows: all samples are packed together here"
