@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from packtrain.bench import host
-from packtrain.bench.host import timed, tree_memory
+from packtrain.bench.host import time_work, tree_memory
 
 
 def test_time_that_the_system_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_the_clock_takes_the_median_round_and_the_smaller_time(monkeypatch: pyte
         return int(work.calls)  # type: ignore[attr-defined]
 
     work.calls = 0  # type: ignore[attr-defined]
-    assert timed(work, rounds=3, seconds=99) == (3, 3.0)
+    assert time_work(work, rounds=3, seconds=99) == (3, 3.0)
     work.calls = 0  # type: ignore[attr-defined]
-    assert timed(work, rounds=3, seconds=1) == (1, 4.0)
+    assert time_work(work, rounds=3, seconds=1) == (1, 4.0)
 
 
 def test_memory_of_grandchildren_counts() -> None:

@@ -265,7 +265,7 @@ def _baseline(findings: Findings) -> Iterator[str]:
         )
     elif not findings.helps and one.speedup > max(1.0, findings.gain):
         yield (
-            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.described}, but not by packing: the "
+            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.description}, but not by packing: the "
             f"recommended batches are {best.tokens_per_second / own.tokens_per_second:.2f} times as fast as well."
         )
 

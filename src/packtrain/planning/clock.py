@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from packtrain.core.seeds import stream
-from packtrain.packing.schedule import arrange, turned
+from packtrain.packing.schedule import arrange, reverse_odd_rows
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.time import (
     Coefficients,
@@ -140,7 +140,7 @@ class Clock:
             lanes[step, -len(part) if packs else 0 :][: len(part)] = part
         busy = lanes.reshape(steps, micro_batches, gpus)
         if packs:
-            busy = turned(busy)
+            busy = reverse_odd_rows(busy)
         if self.setup.sharding in _MEET_ONCE:
             busy = busy.sum(axis=1, keepdims=True)
         return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_batches)

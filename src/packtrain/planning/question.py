@@ -89,7 +89,7 @@ class Baseline:
         return "your current run" if self.today else "a default padded run"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Its name and how it computes.
 
         >>> Baseline().described

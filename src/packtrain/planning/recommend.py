@@ -103,7 +103,7 @@ def _verdict(findings: Findings) -> str:
     one, own, best, question = findings.chosen, findings.padded[0], findings.best, findings.question
     text = (
         f"Pack into {one.packing_length:,} tokens: {findings.gain:.2f} times as fast as {_best_padding(best)}, "
-        f"{one.speedup:.2f} times as fast as {question.baseline.described}. An epoch takes about "
+        f"{one.speedup:.2f} times as fast as {question.baseline.description}. An epoch takes about "
         f"{duration(one.seconds)} on {question.setup.gpus} x {question.gpu.name} instead of {duration(best.seconds)} "
         f"and {duration(own.seconds)}, with {counted(one.packs, 'pack')}, {percent(one.fill)} full, "
         f"{one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
@@ -260,7 +260,7 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     ]
     overlong = "every sample fits"
     if one.samples_dropped:
-        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in the ledger"
+        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in ledger.jsonl"
     refilled = "emptier packs of a window are packed again with the next one"
     if packing.packing_window is None:
         refilled = "only matters with windows: all samples are packed together here"
@@ -345,7 +345,11 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
             reasons.append(_interval_reason(draft, name, noun))
     if (delay := baseline.save_delay_steps) is not None:
         kept = new.save_delay_steps == delay or abs(new.save_delay_steps * new.factor / delay - 1) < KEPT
-        reason = "after as many samples as before" if kept else f"half of the run: it has {new.steps:,} steps an epoch"
+        reason = (
+            "after as many samples as before"
+            if kept
+            else f"half of the run: it has {counted(new.steps, 'step')} an epoch"
+        )
         reasons.append(Reason("save_delay_steps", str(delay), str(new.save_delay_steps), reason))
     return reasons
 

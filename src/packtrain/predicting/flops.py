@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
-Counts: TypeAlias = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
+CountArray: TypeAlias = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +65,11 @@ class WorkModel:
     def of(
         self,
         *,
-        tokens: Counts,
-        squared_tokens: Counts,
-        patches: Counts,
-        squared_patches: Counts,
-        supervised_tokens: Counts,
+        tokens: CountArray,
+        squared_tokens: CountArray,
+        patches: CountArray,
+        squared_patches: CountArray,
+        supervised_tokens: CountArray,
     ) -> NDArray[np.float64]: ...
 
     def of(

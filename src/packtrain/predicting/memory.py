@@ -12,8 +12,8 @@ from packtrain.core.numbers import GIB, counted, exact_percent, large
 from packtrain.families.shape import VisionShape
 from packtrain.predicting.memory_parts import (
     FLOAT,
-    Counts,
     LayerBytes,
+    ParameterCounts,
     attention_mask,
     compute_bytes,
     count,
@@ -37,7 +37,7 @@ _IDS = 64  # bytes of a token's ids, labels, up to four positions and masks, as 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class MemoryPart:
     """One share of the memory at its peak."""
 
     name: str
@@ -49,7 +49,7 @@ class Part:
 class MemoryEstimate:
     """What one GPU holds when it holds most."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     moment: str  # when that is
 
     @property
@@ -67,7 +67,7 @@ class MemoryEstimate:
         """What grows with the data."""
         return sum(part.bytes for part in self.parts if part.name in ACTIVATIONS)
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> MemoryPart:
         """The part of this name."""
         return next(part for part in self.parts if part.name == name)
 
@@ -140,7 +140,7 @@ def estimate_memory(
         ("communication buffers", fixed.buffers, f"{setup.sharding} on {counted(setup.gpus, 'GPU')}"),
         ("framework", framework, f"CUDA context and workspaces, and {wasted}"),
     )
-    parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in sizes)
+    parts = tuple(MemoryPart(name=name, bytes=size, why=why) for name, size, why in sizes)
     return MemoryEstimate(parts=parts, moment=moment.name)
 
 
@@ -339,7 +339,7 @@ def _vision_squares(shape: ModelShape, vision: VisionShape, setup: TrainingSetup
     return (full,) * vision.full_attention_layers + (windowed,) * (vision.layers - vision.full_attention_layers)
 
 
-def _kept_states(setup: TrainingSetup, counts: Counts) -> str:
+def _kept_states(setup: TrainingSetup, counts: ParameterCounts) -> str:
     copied = counts.masters(setup)
     masters = f", with fp32 masters of {large(copied)}" if copied else ""
     return f"{setup.optimizer} for {large(counts.trainable)} parameters{masters}"

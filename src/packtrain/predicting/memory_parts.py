@@ -260,7 +260,7 @@ def small_parts(shape: ModelShape) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
+class ParameterCounts:
     """The model's numbers by how they are stored and whether they are trained."""
 
     trained: int  # of the model itself
@@ -290,15 +290,15 @@ class StateBytes:
     buffers: int
 
 
-def count(shape: ModelShape, setup: TrainingSetup) -> Counts:
+def count(shape: ModelShape, setup: TrainingSetup) -> ParameterCounts:
     """Adapters replace training in the decoder; encoder and projector are trained themselves, or frozen."""
     parameters = shape.parameters
     beside = (parameters.vision if setup.train_vision else 0) + (parameters.projector if setup.train_projector else 0)
     if setup.method == "full":
         trained = parameters.language + beside
-        return Counts(trained=trained, adapters=0, frozen=parameters.total - trained, quantized=0)
+        return ParameterCounts(trained=trained, adapters=0, frozen=parameters.total - trained, quantized=0)
     quantized = decoder_matrices(shape) if setup.method == "qlora" else 0
-    return Counts(
+    return ParameterCounts(
         trained=beside,
         adapters=adapter_parameters(shape, setup),
         frozen=parameters.total - beside - quantized,
@@ -357,7 +357,7 @@ def state_bytes(shape: ModelShape, setup: TrainingSetup, stored: int) -> float:
     return 0
 
 
-def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
+def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: ParameterCounts) -> int:
     """Beside fp32 masters, states are fp32 too, as they are for fp32 adapters."""
     wide = state_bytes(shape, setup, FLOAT)
     each = wide + FLOAT if setup.has_masters else state_bytes(shape, setup, compute_bytes(setup))
@@ -368,7 +368,7 @@ def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
     return int(total) if setup.sharding == "ddp" else int(-(-total // setup.gpus))
 
 
-def _buffers(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
+def _buffers(shape: ModelShape, setup: TrainingSetup, counts: ParameterCounts) -> int:
     b = compute_bytes(setup)
     if setup.sharding == "ddp":  # buckets of 25 MiB that together hold every gradient once more
         return counts.trained * b + counts.adapters * adapter_bytes(setup)

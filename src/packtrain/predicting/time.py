@@ -224,16 +224,16 @@ def _weighed_attention(shape: ModelShape, setup: TrainingSetup, chosen: Coeffici
     kept = replace(setup, gradient_checkpointing=False, vision_checkpointing=False)
     whole, once = (attention_work(shape, one, longest=longest) for one in (setup, kept))
 
-    def weighed(name: str, factor: float) -> float:
+    def weigh(name: str, factor: float) -> float:
         least = getattr(once, name)
         return float(factor * (least + chosen.recomputed_share * (getattr(whole, name) - least)))
 
     return replace(
         whole,
-        per_token=weighed("per_token", 1.0),
-        per_squared_token=weighed("per_squared_token", 1.0),
-        per_patch=weighed("per_patch", chosen.vision_factor),
-        per_squared_patch=weighed("per_squared_patch", chosen.vision_factor),
+        per_token=weigh("per_token", 1.0),
+        per_squared_token=weigh("per_squared_token", 1.0),
+        per_patch=weigh("per_patch", chosen.vision_factor),
+        per_squared_patch=weigh("per_squared_patch", chosen.vision_factor),
     )
 
 

@@ -64,7 +64,7 @@ class AtEqualSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs side by side; positions are those of the list of runs."""
 
     samples: float  # seen by every run
@@ -122,7 +122,7 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
     )
 
 
-def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
+def compare_runs(runs: Sequence[TrainingRun]) -> RunComparison | None:
     """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
     samples_seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
     if len(runs) < 2 or min(samples_seen) <= 0:
@@ -151,7 +151,7 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
         )
         for at, run in enumerate(runs)
     )
-    return Comparison(
+    return RunComparison(
         samples=samples,
         window=window,
         target=target,

@@ -35,7 +35,7 @@ class History(NamedTuple):
     steady: Sequence[StepMetrics]  # whose times count: without the first steps of a process
 
 
-Rule = Callable[[History, MonitorLimits], Diagnosis | None]
+MonitorRule = Callable[[History, MonitorLimits], Diagnosis | None]
 
 
 def loss_not_finite(history: History, limits: MonitorLimits) -> Diagnosis | None:
@@ -225,7 +225,7 @@ def memory_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None
     )
 
 
-RULES: Mapping[Kind, Rule] = {
+RULES: Mapping[Kind, MonitorRule] = {
     "loss_not_finite": loss_not_finite,
     "loss_spike": loss_spike,
     "gradient_high": gradient_high,

@@ -447,8 +447,8 @@ def _check_packing(prepared: Prepared, loaded: ReadyModel, device: torch.device)
     process, and the trainer runs the check later.
     """
     from packtrain.modeling.preparation import ready_for_steps
+    from packtrain.training.first_packs import check_first_packs
     from packtrain.training.loss import loss_on, make_losses
-    from packtrain.training.packing_check import check_first_packs
     from packtrain.verifying.packing_check import Training
 
     run = prepared.run

@@ -29,7 +29,7 @@ from packtrain.families.encoder import RecordEncoder, SizedRecord, SupervisedCos
 from packtrain.families.family import ProcessorSettings, TextOnly
 from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import find_family, load_rule
-from packtrain.families.tokenizer import Counts, last_runs
+from packtrain.families.tokenizer import TokenCounts, last_runs
 from packtrain.measuring.drift import ProcessorCounts
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -331,7 +331,7 @@ class ProcessorRule:
         # Where nothing says which ids are media, nothing may be cut.
         tail = 0 if real.tail_tokens is None else real.tail_tokens
         counts, supervision = self._text.text_counts(record)
-        text = counts or Counts.all_supervised(text_tokens, text_tokens - 1, tail)
+        text = counts or TokenCounts.all_supervised(text_tokens, text_tokens - 1, tail)
         if text.supervised_tokens < 1:
             raise RecordError("loss", "no supervised tokens")
         cost = Cost(
