@@ -10,6 +10,7 @@ from packtrain.app.reuse import reusable_folder
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.numbers import percent
 from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
@@ -104,7 +105,7 @@ def _dropped(plan: PackPlan, table: CostTable) -> tuple[str, ...]:
     if unfit < _MANY * counts.drawn:
         return ()
     fix = f"use --packing-length {longest} or more, or --overlong split" if longest > length else "raise its limits"
-    share = f"{unfit:,} of {counts.drawn:,} samples ({unfit / counts.drawn:.0%})"
+    share = f"{unfit:,} of {counts.drawn:,} samples ({percent(unfit / counts.drawn)})"
     return (f"{share} fit no pack; the longest sample has {longest:,} tokens: {fix}",)
 
 

@@ -27,6 +27,7 @@ from packtrain.config.setup import (
 from packtrain.config.steps import configured_samples, in_packs, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.numbers import counted
 from packtrain.core.secrets import has_secrets, secret_settings, without_secrets
 from packtrain.core.user_code import without_folder
 from packtrain.delivery.encode.from_transformers import packing_notes
@@ -317,7 +318,7 @@ def _in_samples(
         return settings, ()
     packs = size.packs_for(1.0, gpus)
     samples = max(1, round(packs * _samples_per_pack(run.data, table)))
-    note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
+    note = f"the config packs already: a step of {counted(packs, 'pack')} has about {counted(samples, 'sample')}"
     return {**settings, "effective_batch_size": samples}, (note,)
 
 

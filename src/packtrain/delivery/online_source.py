@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
 from packtrain.core.modality import VISION_TOKENS
+from packtrain.core.numbers import counted
 from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
@@ -307,7 +308,7 @@ class OnlineSource:
                 return
         raise DataError(
             "data.online",
-            got=f"{len(wanted)} entries of the saved state are missing, the first at {min(wanted)}",
+            got=f"{counted(len(wanted), 'entry', 'entries')} of the saved state missing, the first at {min(wanted)}",
             expected="the same stream as when the state was saved",
             fix="restore the data, or start over",
         )

@@ -104,7 +104,10 @@ def _savings(findings: Findings) -> tuple[Saving, ...]:
 def _saved(question: Question, one: Simulation, option: str, change: str, packed: Simulation, filtered: int) -> Saving:
     total = question.memory_of(packed.worst).total
     same = abs(packed.packs - one.packs) <= NOTHING * one.packs
-    now, cost = one.memory_bytes, "as many packs" if same else f"{packed.packs:,} packs instead of {one.packs:,}"
+    now, cost = (
+        one.memory_bytes,
+        "as many packs" if same else f"{counted(packed.packs, 'pack')} instead of {one.packs:,}",
+    )
     if abs(now - total) < NOTHING * now:
         patches = f"{packed.worst.patches:,} patches" if one.worst.patches else f"{packed.worst.tokens:,} tokens"
         cost += f"; saves nothing: packs fill up with more samples, and the fullest has {patches} again"

@@ -345,7 +345,11 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
             reasons.append(_interval_reason(draft, name, noun))
     if (delay := baseline.save_delay_steps) is not None:
         kept = new.save_delay_steps == delay or abs(new.save_delay_steps * new.factor / delay - 1) < KEPT
-        reason = "after as many samples as before" if kept else f"half of the run: it has {new.steps:,} steps an epoch"
+        reason = (
+            "after as many samples as before"
+            if kept
+            else f"half of the run: it has {counted(new.steps, 'step')} an epoch"
+        )
         reasons.append(Reason("save_delay_steps", str(delay), str(new.save_delay_steps), reason))
     return reasons
 

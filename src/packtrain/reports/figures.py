@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from packtrain.core.numbers import count, decimal, large, percent, shown, tick
+from packtrain.core.numbers import count, counted, decimal, large, percent, shown, tick
 from packtrain.planning.study_values import Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
 from packtrain.reports.study_content import by_limits, sources_by_size, words
@@ -147,5 +147,5 @@ def subtitle(study: Study) -> str:
     return (
         f"{count(study.dataset.samples)} samples, {large(study.dataset.tokens)} tokens · {shown(study.model, 50)} · "
         f"{count(study.gpus)} × {shown(study.gpu, 30)} · {study.recommendation.mark}: "
-        f"{count(chosen.packing_length)} tokens, {count(chosen.packs)} packs, {percent(chosen.fill)} filled"
+        f"{count(chosen.packing_length)} tokens, {counted(chosen.packs, 'pack')}, {percent(chosen.fill)} filled"
     )

@@ -239,7 +239,7 @@ def _rates(course: Course) -> str | None:
         if len(parts) == 1
         else ", ".join(f"{rate(value)} ({', '.join(names)})" for value, names in parts.items())
     )
-    ramp = f"{count(course.warmup_steps)} steps of warm-up" if course.warmup_steps else "no warm-up"
+    ramp = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
     return f"{rates}; {_text(course.schedule)} schedule, {ramp}"
 
 
