@@ -54,7 +54,7 @@ def units_by_hand(tree: ast.AST) -> Iterator[int]:
                 value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
             except NameError:
                 continue
-            if value in UNITS or (isinstance(node.right, ast.Constant) and node.right.value in BITS):
+            if (isinstance(value, int) and value in UNITS) or (isinstance(node.right, ast.Constant) and node.right.value in BITS):
                 yield node.lineno
 
 
