@@ -83,7 +83,7 @@ def join_media(
         if how == "rows":
             present = list(_require_same_size(name, samples, present))
         elif how == "samples":
-            present = _rows_of_images(parts, present)
+            present = _rows_of_images(parts, present, _text_width(samples, parts))
         elif how == "padded":
             present = [pad_ends(part, _largest(present, range(1, part.ndim))) for part in present]
         elif how == "tiles":
@@ -141,9 +141,18 @@ def _require_same_size(name: str, samples: Sequence[EncodedSample], parts: Seque
     return parts
 
 
-def _rows_of_images(parts: Sequence[Tensor | None], present: Sequence[Tensor]) -> list[Tensor]:
+def _text_width(samples: Sequence[EncodedSample], parts: Sequence[Tensor | None]) -> Mapping[int, int]:
+    """The length of the batch for tensors that are as long as their sample: samples without one may be longer."""
+    pairs = zip(samples, parts, strict=True)
+    along = all(part is None or (part.ndim > 1 and part.shape[1] == len(sample)) for sample, part in pairs)
+    return {1: max(map(len, samples))} if along else {}
+
+
+def _rows_of_images(
+    parts: Sequence[Tensor | None], present: Sequence[Tensor], least: Mapping[int, int] | None = None
+) -> list[Tensor]:
     """One row for each sample; the models drop images that are all zero, so these fill up."""
-    sizes = _largest(present, range(1, present[0].ndim))
+    sizes = {**_largest(present, range(1, present[0].ndim)), **(least or {})}
     empty = present[0].new_zeros((1, *(sizes[dim] for dim in sorted(sizes))))
     return [empty if part is None else pad_ends(part, sizes) for part in parts]
 

@@ -205,4 +205,5 @@ def _positions(model: Any, settings: ProcessorSettings) -> Any:
 def _small_media(model: Any, outputs: ProcessorOutputs) -> dict[str, np.ndarray]:
     """What `get_image_features` takes of one small image; empty where the model has no such method."""
     taken = _parameters(_base(model), names=("get_image_features",))
-    return {name: value.numpy() for name, value in outputs.items() if name in taken and name not in _OURS}
+    made = {name: value for name, value in outputs.items() if name in taken and name not in _OURS}
+    return {name: (value.float() if value.is_floating_point() else value).numpy() for name, value in made.items()}

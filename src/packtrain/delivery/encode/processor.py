@@ -250,6 +250,13 @@ class RealProcessor:
         own = getattr(self._processor, names[0], None)
         return ids or ({int(own)} if isinstance(own, int) else set())
 
+    def placeholders(self) -> set[str]:
+        """The tokens that media take the place of, and what stands for them in a template."""
+        ids = self.token_ids("image") | self.token_ids("video")
+        written = (getattr(self._processor, f"{kind}_token", None) for kind in ("image", "video"))
+        found = (*self._tokenizer.convert_ids_to_tokens(sorted(ids)), *written)
+        return {token for token in found if isinstance(token, str) and token}
+
     def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
         """Rows of patch embeddings that the vision encoder gets, and the most that attend to each other."""
         total = largest = 0
