@@ -53,7 +53,7 @@ def test_people_get_tables_and_the_next_step(run: Run, costs: Path, tmp_path: Pa
     assert (code, err) == (0, "")
     dropped = len((tmp_path / "p" / "ledger.jsonl").read_text().splitlines())
     assert dropped
-    assert f"200 entries = {200 - dropped} packed + {dropped} in the ledger" in out
+    assert f"200 samples = {200 - dropped} packed + {dropped} dropped" in out
     assert f"next: packtrain inspect {tmp_path / 'p'} --pack 0" in out
     assert "Nothing has changed" not in out
     assert "Nothing has changed" in run("pack", costs, "-n", 2048, "-o", tmp_path / "p")[1]

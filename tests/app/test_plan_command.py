@@ -335,7 +335,7 @@ class TestTheConfig:
         text = f"{mark}data: {written}\ntraining: {{{sizes}}}\n"
         baseline = planned(costs, shape, tmp_path, text, gpus=2).study.baseline
         own = [f"data.dataset_path={tmp_path}/x.jsonl", f"model.model_name_or_path={shape}"]
-        trained = resolve_run(load_config(tmp_path / "run.yaml"), world=2, overrides=own)
+        trained = resolve_run(load_config(tmp_path / "run.yaml"), world_size=2, overrides=own)
         assert baseline.today == (trained.mode == "padded")
         assert trained.mode == ("packed" if (packs or "true" in written) and "false" not in written else "padded")
         assert baseline.effective_batch_size == trained.size.samples

@@ -24,7 +24,7 @@ from packtrain.app.train.resolve import resolve_run
 from packtrain.app.train.trainer_arguments import accepted_arguments, make_arguments, make_course
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
-from packtrain.packing.schedule import EMPTY
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.host_memory import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory
 from packtrain.records.synthetic import write_dataset
@@ -53,7 +53,7 @@ def made(folder: Path, *overrides: str) -> Prepared:
     data = {"dataset_path": str(write_dataset(folder, pictures=24)), "packing_length": 1024, "max_failure_rate": 0.5}
     training = {"output_dir": str(folder / "run")}
     config = RunConfig.of({"model": {"model_name_or_path": "tiny:qwen3_vl"}, "data": data, "training": training})
-    return prepare(resolve_run(config, world=1, overrides=overrides))
+    return prepare(resolve_run(config, world_size=1, overrides=overrides))
 
 
 def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> ModelPrediction:
@@ -148,10 +148,10 @@ def test_compiled_rows_are_as_long_as_packs_may_be(small: Prepared) -> None:
 @pytest.mark.parametrize("steps", [7])
 def test_batches_are_those_that_processes_get(padded: Prepared) -> None:
     schedule = padded.dataset.schedule
-    for world, epoch in product((1, 2), (0, 1)):
+    for world_size, epoch in product((1, 2), (0, 1)):
         steps = range(schedule.num_steps(epoch))
-        places = np.concatenate([schedule.micro_batches(epoch, step, world, rows_per_batch=3) for step in steps])
-        real = {frozenset(batch[batch != EMPTY].tolist()) for batch in places.reshape(-1, 3)} - {frozenset()}
+        places = np.concatenate([schedule.micro_batches(epoch, step, world_size, rows_per_batch=3) for step in steps])
+        real = {frozenset(batch[batch != EMPTY_PACK].tolist()) for batch in places.reshape(-1, 3)} - {frozenset()}
         order, starts = batch_rows(schedule, 3, epoch)
         assert {frozenset(batch.tolist()) for batch in np.split(order, starts[1:])} == real
 

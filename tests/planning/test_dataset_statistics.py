@@ -96,8 +96,8 @@ def test_what_stands_out_is_said_with_numbers_of_the_data(tmp_path: Path) -> Non
     assert f"{np.median(tokens):,.0f} tokens, the mean {tokens.mean():,.0f}: many short" in skew
     assert f"{tokens.max():,} tokens, {tokens.max() / tokens.mean():,.1f} times the mean" in outliers
     assert f"text {100 * (1 - image.sum() / tokens.sum()):.1f} %" in shares
-    assert f"give or take {image.std():,.0f}" in spread
-    assert "carry loss" in supervised
+    assert f"± {image.std():,.0f}" in spread
+    assert "are supervised" in supervised
     assert "images" not in stats.histograms, "one bar says nothing"
 
 

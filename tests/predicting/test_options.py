@@ -111,7 +111,7 @@ def test_recomputing_less_is_offered_as_memory_that_time_could_be_bought_with() 
     setup = replace(BASE, gradient_checkpointing=True, vision_checkpointing=True)
     table = by_option(savings(SHAPE, setup, LOAD))
     assert table["gradient checkpointing", "on -> off"].bytes < 0
-    assert "gives back" in table["gradient checkpointing", "on -> off"].cost
+    assert "saves" in table["gradient checkpointing", "on -> off"].cost
 
 
 def test_sharding_saves_states_only() -> None:

@@ -191,10 +191,10 @@ def test_steps_that_warm_up_count_as_long_as_a_step_is_later() -> None:
 def test_a_speed_up_is_the_ratio_of_the_speeds_that_are_shown(tmp_path: Path) -> None:
     """A slow first step that counted in one of them alone made a run the faster by its time and slower by its speed."""
     steps, slow = 40, 60.0
-    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world=1) for name in ("packed", "padded")]
+    runs = [made_run(tmp_path, name, steps=steps, seconds=0.5, world_size=1) for name in ("packed", "padded")]
     for run, first, other in zip(runs, (0.5, slow), (0.55, 0.5), strict=True):
         run.steps.columns["step_seconds"][:] = [first, *([other] * (steps - 1))]
-    packed, padded = runs[0], replace(runs[1], about=replace(runs[1].about, mode="padded"))
+    packed, padded = runs[0], replace(runs[1], facts=replace(runs[1].facts, mode="padded"))
     both, summaries = compare_runs([packed, padded]), [summarise_run(run) for run in (packed, padded)]
     assert both is not None
     ours, theirs = both.runs
@@ -229,7 +229,10 @@ def test_few_steps_compare_no_speed_and_call_no_losses_the_same(tmp_path: Path, 
             rf"Losses [\d.]+ % apart after {16 * steps} samples; too few steps to compare speed", headline
         )
         counts = f"packed has {steps} steps and padded has {steps} steps"
-        assert f"In {16 * steps} samples {counts}; {FEWEST} of each after warm-up are needed to compare speed" in said
+        assert (
+            f"In {16 * steps} samples {counts}; {FEWEST} of each, first step excluded, are needed to compare speed"
+            in said
+        )
         assert not re.search(r"[-\u2212]\d+ steps", said)
         assert "Speedup over the baseline" not in said
 

@@ -385,17 +385,18 @@ def _fitting(trial: Trial, gpu: Gpu) -> Trial | None:
     while trial.tokens >= _LEAST_TOKENS:
         whole = trial.tokens * (trial.rows or 1)
         patches = int(trial.mix.patches_per_token * whole)
-        load = Load(
+        load = Load.from_counts(
             tokens=whole,
             squared_tokens=whole * trial.mix.mean_tokens,
             longest=trial.tokens,
-            samples=max(1, whole // trial.mix.mean_tokens),
+            samples=whole // trial.mix.mean_tokens,
             rows=trial.rows or 1,
             supervised_tokens=whole // 2,
             vision_tokens=patches // 4,
             patches=patches,
             squared_patches=patches * 1500,
             largest_patches=min(patches, 1500),
+            images=0,
         )
         if estimate_memory(shape_from_config(trial.config), trial.setup, load).total <= _ROOM * gpu.memory_bytes:
             return trial

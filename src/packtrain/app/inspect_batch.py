@@ -175,7 +175,7 @@ def step_batches(
 ) -> Iterator[InspectedBatch]:
     """The packs of a step as the model gets them, by default for the attention of the run; the data are needed."""
     training_run = read_run(run)
-    if training_run.about.mode == "padded":
+    if training_run.facts.mode == "padded":
         raise ConfigError(
             "--batch",
             got="a padded run, which has no packs",
@@ -183,7 +183,8 @@ def step_batches(
             fix="leave it out: --step names the samples",
         )
     schedule, table = run_schedule(training_run, costs)
-    trained = str(training_run.about.derived.get("attn_implementation", "")).removesuffix("-loop")
+    derived = training_run.facts.derived
+    trained = derived.attn_implementation.removesuffix("-loop") if derived is not None else ""
     chosen = attn_implementation or (trained if trained in BACKENDS else "sdpa")
     numbers = [one.pack for one in inspected.packs]
     yield from inspect_batches(schedule.plan, table, numbers, inspected.epoch, attn_implementation=chosen, cache=cache)

@@ -119,7 +119,7 @@ def verify(
         costs=[one.cost for one in priced],
         patch_size=_patch_size(loaded),
         rows=long_rows(
-            packed, longest, contract, lambda constant: PackCollator(contract, constant=constant, **options)
+            packed, longest, contract, lambda static: PackCollator(contract, static_shapes=static, **options)
         ),
         loss=_training_loss(loaded, place),
         name=model,

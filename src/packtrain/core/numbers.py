@@ -81,15 +81,14 @@ def memory(value: float) -> str:
 
 
 def gib(value: float) -> str:
-    """Bytes in GiB whatever their size, so that a column can be compared.
+    """Bytes in GiB, so that a column can be compared; less than 0.1 GiB, as of tiny models, in smaller units.
 
-    >>> gib(41 * 2**30), gib(2**20), gib(0)
-    ('41.0 GiB', '< 0.1 GiB', '0 GiB')
+    >>> gib(41 * 2**30), gib(3 * 2**20), gib(-(2**10)), gib(0)
+    ('41.0 GiB', '3.0 MiB', '−1.0 KiB', '0 GiB')
     """
-    size = value / GIB
-    if 0 < abs(size) < 0.05:
-        return "< 0.1 GiB" if size > 0 else "> −0.1 GiB"
-    return f"{size:,.1f} GiB".replace("-", "−") if value else "0 GiB"
+    if not value:
+        return "0 GiB"
+    return (f"{value / GIB:,.1f} GiB" if abs(value) >= 0.1 * GIB else memory(value)).replace("-", "−")
 
 
 def times(value: float) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 
-Priced = tuple[Cost, Supervision]
+SupervisedCost = tuple[Cost, Supervision]
 
 FIRST_LOOK = 1 << 16  # characters of a text that are tokenized to see whether it can be short enough
 
@@ -32,7 +32,7 @@ class TooManyTokens(RecordError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedRecord:
     """A record whose media headers have been read."""
 
     record: Record
@@ -64,14 +64,14 @@ class RecordEncoder:
 
     # ---- cost
 
-    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> Priced:
+    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> SupervisedCost:
         """The record's cost."""
-        (cost,) = self.costs([Sized(record, tuple(headers))])
+        (cost,) = self.costs([SizedRecord(record, tuple(headers))])
         if isinstance(cost, RecordError):
             raise cost
         return cost
 
-    def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[Priced | RecordError]:
+    def costs(self, batch: Sequence[SizedRecord], most_tokens: int | None = None) -> list[SupervisedCost | RecordError]:
         """A cost, or an error, for each record; TooManyTokens where the beginning of a text has far more than allowed.
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
@@ -82,7 +82,7 @@ class RecordEncoder:
             wanted = dict.fromkeys(one.text for one in layouts if isinstance(one, Layout) and one.special == special)
             encoded = self.tokenizer.encode_batch(list(wanted), special=special)
             encodings.update(zip(((special, text) for text in wanted), encoded, strict=True))
-        return [self._price(sized, layout, encodings) for sized, layout in zip(batch, layouts, strict=True)]
+        return [self._cost_of_layout(sized, layout, encodings) for sized, layout in zip(batch, layouts, strict=True)]
 
     def _require_short(self, text: str, most: int | None) -> None:
         """Refuse a text by its beginning. Where it is cut tokens may change, so only twice too many are too many."""
@@ -93,7 +93,7 @@ class RecordEncoder:
                 raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
             look *= 4
 
-    def _layout(self, sized: Sized, most_tokens: int | None) -> Layout | Counts | RecordError:
+    def _layout(self, sized: SizedRecord, most_tokens: int | None) -> Layout | Counts | RecordError:
         """Counts where the record came as tokens, else its text."""
         try:
             if sized.record.tokens is not None:
@@ -104,9 +104,12 @@ class RecordEncoder:
             return error
         return layout
 
-    def _price(
-        self, sized: Sized, layout: Layout | Counts | RecordError, encodings: Mapping[tuple[bool, str], Encoding]
-    ) -> Priced | RecordError:
+    def _cost_of_layout(
+        self,
+        sized: SizedRecord,
+        layout: Layout | Counts | RecordError,
+        encodings: Mapping[tuple[bool, str], Encoding],
+    ) -> SupervisedCost | RecordError:
         if isinstance(layout, RecordError):
             return layout
         if isinstance(layout, Layout):
@@ -172,7 +175,7 @@ class RecordEncoder:
         self.require_usable(tokens)
         count = len(tokens.ids)
         spans = [
-            (max(first, 1), end) for first, end in tokens.learned if end > 1
+            (max(first, 1), end) for first, end in tokens.supervised if end > 1
         ]  # the first is predicted from nothing
         runs = Runs()
         runs.add_text(count, spans)
@@ -181,7 +184,7 @@ class RecordEncoder:
     def _ends(self, tokens: TokenIds | None) -> bool:
         """Does anything that carries loss end in an end token?"""
         ends = {self.tokenizer.id_of(token) for token in self.tokenizer.ends}
-        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.learned)
+        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.supervised)
 
     # ---- parts of costs
 

@@ -194,14 +194,14 @@ class TurnFinder:
 
     def _before(self, messages: Messages) -> str | None:
         """What a template writes before the text that no record has."""
-        lead, found, _ = (self._rendered(messages) or "").partition(_ANOTHER)
-        return lead if found else None
+        lead, mark, _ = (self._rendered(messages) or "").partition(_ANOTHER)
+        return lead if mark else None
 
     def _after(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
         """What it writes after that."""
         text = self._rendered(messages, add_generation_prompt=add_generation_prompt) or ""
-        _, found, tail = text.rpartition(_ANOTHER)
-        return tail if found else None
+        _, mark, tail = text.rpartition(_ANOTHER)
+        return tail if mark else None
 
     def _longer(self, message: ChatMessage) -> ChatMessage:
         """The message with more text at its end; calls with another argument."""

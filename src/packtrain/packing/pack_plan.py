@@ -222,11 +222,11 @@ class PackPlan:
             )
             for n in range(summary.files)
         ]
-        for number, (found, counts) in enumerate(zip(files, summary.epochs, strict=False)):
-            if (found.num_packs, found.num_entries) != (counts.packs, counts.entries):
+        for number, (packs, counts) in enumerate(zip(files, summary.epochs, strict=False)):
+            if (packs.num_packs, packs.num_entries) != (counts.packs, counts.entries):
                 raise ArtifactError(
                     f"{folder}: file {number}",
-                    got=f"{found.num_packs} packs, {found.num_entries} entries",
+                    got=f"{packs.num_packs} packs, {packs.num_entries} entries",
                     expected=f"{counts.packs} packs, {counts.entries} entries",
                     fix=_AGAIN,
                 )

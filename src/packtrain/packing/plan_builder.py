@@ -68,6 +68,7 @@ class PackProgress:
     epochs: int
     rows: int  # read in this epoch
     total: int
+    padded: bool = False  # a sample each, for padded batches
 
 
 def build_plan(
@@ -187,7 +188,7 @@ class _Builder:
                 self._ledger(ledger, unfit, None)
                 unfit = []
             read += window.rows
-            self.progress(PackProgress(number, config.epochs, read, len(self.rows)))
+            self.progress(PackProgress(number, config.epochs, read, len(self.rows), config.packing_strategy == "none"))
         self._ledger(ledger, unfit, None)
         self._ledger(ledger, [Dropped(row, TAIL, "") for row in tail.rows], number)
         self._ledger(ledger, [Dropped(row, BEYOND, "") for row in tail.beyond], number)

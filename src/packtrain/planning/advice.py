@@ -329,7 +329,7 @@ def _unstable(findings: Findings) -> str:
     half = max(1, question.samples_per_step // 2)
     step = step_shape(half, one.samples_per_pack, question.setup.gpus)
     rate = question.baseline.learning_rate
-    text = f"learning_rate {rate:g} -> {rate / 2:g}" if rate is not None else "half the learning_rate"
+    text = f"learning_rate {rate:g} -> {rate / 2:g}" if rate is not None else "halve the learning_rate"
     text += ", or more warm-up"
     if findings.helps and step.packs < one.packs_per_step:
         text += f"; then effective_batch_size {half:,} ({counted(step.packs, 'pack')} per step) with the lower rate"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -40,15 +40,18 @@ class PassColumns:
 
     def load(self, number: int) -> Load:
         """One pass."""
-        return Load(**{name: int(self.columns[name][number]) for name in FIELDS})
+        return self._load(lambda column: column[number])
 
     def worst(self) -> Load:
         """The largest of every number: no pass needs more, and usually none needs all of it at once."""
-        return Load(**{name: int(self.columns[name].max()) for name in FIELDS})
+        return self._load(np.max)
 
     def mean(self) -> Load:
         """An average pass."""
-        return Load(**{name: round(float(self.columns[name].mean())) for name in FIELDS})
+        return self._load(np.mean)
+
+    def _load(self, number_of: Callable[[np.ndarray], float]) -> Load:
+        return Load(**{name: round(float(number_of(self.columns[name]))) for name in FIELDS})
 
     def filled(self, length: int) -> PassColumns:
         """Rows of one length, as compiled layers compute them: what a pack leaves free is one more sample."""

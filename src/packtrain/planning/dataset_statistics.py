@@ -110,11 +110,11 @@ def observations(statistics: Mapping[str, Statistics], with_images: Statistics) 
         spread = with_images["std"] / with_images["mean"]
         alike = "about equally many" if spread < _ALIKE else "very different numbers"
         lines.append(
-            f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
+            f"Samples with images have {with_images['mean']:,.0f} image tokens, ± {with_images['std']:,.0f} "
             f"({percent(spread)}): {alike}."
         )
     supervised = statistics["supervised_tokens"].get("total", 0) / total
-    lines.append(f"{percent(supervised)} of the tokens carry loss.")
+    lines.append(f"{percent(supervised)} of the tokens are supervised.")
     return tuple(lines)
 
 

@@ -263,7 +263,7 @@ def heaviest_pack(question: Question, passes: PassColumns) -> int:
     worst = passes.worst()
     whole = question.memory_of(worst).total
     score = np.zeros(len(passes))
-    found: set[int] = {int(passes[name].argmax()) for name in FIELDS}
+    heaviest: set[int] = {int(passes[name].argmax()) for name in FIELDS}
     for names in (
         ("tokens", "longest", "samples"),
         ("supervised_tokens",),
@@ -273,8 +273,8 @@ def heaviest_pack(question: Question, passes: PassColumns) -> int:
         if getattr(worst, names[0]):
             saved = whole - question.memory_of(half).total
             score += passes[names[0]] * (2 * saved / getattr(worst, names[0]))
-            found |= _most(passes[names[0]])
-    candidates = sorted(found | _most(score))
+            heaviest |= _most(passes[names[0]])
+    candidates = sorted(heaviest | _most(score))
     return max(candidates, key=lambda number: question.memory_of(passes.load(number)).total)
 
 

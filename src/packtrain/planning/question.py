@@ -91,12 +91,12 @@ class Baseline:
         """Its name and how it computes.
 
         >>> Baseline().described
-        'a default padded run (batches of 2, random order, sdpa attention, eager layers)'
+        'a default padded run (batches of 2, random order, sdpa attention, uncompiled)'
         """
         order = "grouped by length" if self.group_by_length else "random order"
-        layers = "compiled" if self.compiled else "eager"
+        layers = "compiled" if self.compiled else "uncompiled"
         size = self.per_device_batch_size
-        return f"{self.name} (batches of {size}, {order}, {self.attention} attention, {layers} layers)"
+        return f"{self.name} (batches of {size}, {order}, {self.attention} attention, {layers})"
 
     @property
     def sets_step(self) -> bool:

@@ -168,10 +168,10 @@ def _rule_of_thumb(findings: Findings) -> str:
     else:
         rule = f"between {helps} and {little}, where the rule of thumb says nothing."
     return (
-        f"The mean sample has {mean:,.0f} tokens, {percent(mean / length)} of {length:,}: {rule} Measured: "
+        f"The mean sample has {mean:,.0f} tokens, {percent(mean / length)} of {length:,}: {rule} "
         f"{waste['random']} of what random batches of {own.batch_size} compute is padding, {waste['by_length']} when "
-        f"grouped by length; packing is {findings.gain:.2f} times as fast as the best padding with the same kernels, "
-        f"{one.speedup:.2f} times as fast as {findings.question.baseline.name}. The measurement decides."
+        f"grouped by length. Predicted speed decides: packing is {findings.gain:.2f} times as fast as the best padding "
+        f"with the same kernels, {one.speedup:.2f} times as fast as {findings.question.baseline.name}."
     )
 
 
@@ -203,7 +203,7 @@ def _packed_reasons(draft: ConfigDraft, why_length: str) -> tuple[Reason, ...]:
     compiled: tuple[Reason, ...] = ()
     if draft.question.setup.compiled and not draft.question.baseline.compiled:
         why = "packs have static shapes, so their layers are compiled on a GPU; training.compile decides it"
-        compiled = (Reason("compile", "false", "true (follows)", why),)
+        compiled = (Reason("compile", "false", "true (derived)", why),)
     return _with_old_values(draft.question, (*reasons, *memory, *_changed_settings(draft), *compiled))
 
 
@@ -250,7 +250,7 @@ def _with_old_values(question: Question, reasons: Iterable[Reason]) -> tuple[Rea
 
 def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     one, padded, packing = draft.simulation, draft.padded, draft.question.packing
-    padding = f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding"
+    faster = f"predicted to be {one.speedup:.2f} times as fast as {draft.question.baseline.name}"
     bound = f"{counted(one.packs, 'pack')}, where any packing needs at least {one.bound:,}; {percent(one.fill)} full"
     first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
     needed = {change.parameter: f"{change.reason}; " for change in draft.changes}
@@ -265,7 +265,7 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     if packing.packing_window is None:
         refilled = "only matters with windows: all samples are packed together here"
     return [
-        Reason("packing", "false", "true", padding),
+        Reason("packing", "false", "true", faster),
         Reason("packing_length", f"{padded.worst.longest:,} at most", f"{one.packing_length:,}", why_length),
         Reason("packing_strategy", "none", packing.packing_strategy, bound),
         *limits,
@@ -308,11 +308,11 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     return [
         Reason("effective_batch_size", f"{before:,}", f"{draft.samples_per_step:,}", size),
         Reason(
-            *("per_device_train_batch_size", str(baseline.per_device_batch_size), "1 (follows)"),
+            *("per_device_train_batch_size", str(baseline.per_device_batch_size), "1 (derived)"),
             "one pack is one row; a longer pack replaces more rows",
         ),
         Reason(
-            *("gradient_accumulation_steps", str(baseline.accumulation(gpus)), f"{one.micro_batches} (follows)"),
+            *("gradient_accumulation_steps", str(baseline.accumulation(gpus)), f"{one.micro_batches} (derived)"),
             f"{packs} per step on {counted(gpus, 'GPU')}",
         ),
         Reason("num_train_epochs", str(baseline.epochs), str(baseline.epochs), steps),

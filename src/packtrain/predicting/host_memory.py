@@ -18,7 +18,7 @@ _PINNED = 2  # batches on their way to a GPU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostNeeds:
-    """One node, were every batch the worst one."""
+    """Per node, worst case."""
 
     memory: tuple[Part, ...]
     shared_memory: tuple[Part, ...]  # of the memory, what workers share with the process that trains
@@ -127,5 +127,5 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     """(what training changes, the rest), whole and as stored."""
     counts = count(shape, setup)
     whole = states(shape, replace(setup, gpus=1)).weights
-    learned = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
-    return learned, max(whole - learned, 0)
+    trained = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
+    return trained, max(whole - trained, 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from packtrain.core.errors import ConfigError, nearest
@@ -74,6 +75,66 @@ class Load:
     largest_patches: int = 0  # the largest span that attends to itself
     images: int = 0
     frames: int = 0
+
+    @classmethod
+    def from_counts(
+        cls,
+        *,
+        tokens: int,
+        squared_tokens: int,
+        longest: int,
+        samples: int,
+        rows: int,
+        supervised_tokens: int,
+        vision_tokens: int,
+        patches: int,
+        squared_patches: int | None,
+        largest_patches: int | None,
+        images: int,
+        spans: int = 1,
+        frames: int = 0,
+    ) -> Load:
+        """A load of real data, where no count may be forgotten.
+
+        Where the squares or the largest of the patches are not known, all of the `spans` that attend to themselves are
+        taken to be of one size.
+
+        >>> load = Load.from_counts(
+        ...     tokens=9, squared_tokens=41, longest=5, samples=2, rows=1, supervised_tokens=3, vision_tokens=2,
+        ...     patches=8, squared_patches=None, largest_patches=None, images=2, spans=2,
+        ... )
+        >>> load.squared_patches, load.largest_patches
+        (32, 4)
+        """
+        spans = max(spans, 1)
+        return cls(
+            tokens=tokens,
+            squared_tokens=squared_tokens,
+            longest=longest,
+            samples=max(samples, 1),
+            rows=max(rows, 1),
+            supervised_tokens=supervised_tokens,
+            vision_tokens=vision_tokens,
+            patches=patches,
+            squared_patches=patches * patches // spans if squared_patches is None else squared_patches,
+            largest_patches=-(-patches // spans) if largest_patches is None else largest_patches,
+            images=images,
+            frames=frames,
+        )
+
+    @classmethod
+    def mean(cls, loads: Sequence[Load]) -> Load:
+        """The mean of every number, except the longest sample and the largest span: they stay the largest."""
+        largest, average = cls.largest(loads), {}
+        for one in fields(cls):
+            if one.name not in ("longest", "largest_patches"):
+                average[one.name] = round(sum(getattr(load, one.name) for load in loads) / len(loads))
+        return replace(largest, **average)
+
+    @classmethod
+    def largest(cls, loads: Sequence[Load]) -> Load:
+        """The largest of every number: none of these loads needs more."""
+        return cls(**{one.name: max(getattr(load, one.name) for load in loads) for one in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,9 +17,10 @@ from packtrain.reports.study_content import (
     words,
 )
 
+_NOTICEABLE = 0.005  # of all memory: options that change less are not listed
 _SPECIAL = "\\`*_[]<|~&$"
 _METHOD = (
-    "Every length is really packed, sample by sample, and compared with the bound below which no packing can be.",
+    "Every length is really packed, sample by sample, and compared with the lower bound that no packing can beat.",
     "Memory is estimated for a pack with the most of everything, and fits when a tenth of the GPU stays free.",
     "Padded batches are formed as a trainer forms them; the best of them has the kernels that packs have.",
     "Of the packings that fit, drop less than 0.5 % of the samples and keep the batch size within 10 % (within 25 % "
@@ -55,7 +56,7 @@ def summary_text(content: Content, tasks: Sequence[ChecklistItem]) -> str:
         _comfortable(content),
         "## If it goes wrong" if advice["trouble"] else "",
         "\n".join(f"- **{_safe(one['sign'])}**: {_safe(one['action'])}" for one in advice["trouble"]),
-        "## To do",
+        "## Next steps",
         "\n".join(f"- [ ] {task.name}:\n  `{shown(task.command, 600).replace('`', '')}`" for task in tasks),
         "## Assumptions" if content["notes"] else "",
         _list(content["notes"]),
@@ -203,6 +204,7 @@ def _savings(report: Content) -> str:
             _safe(one["cost"]),
         ]
         for one in report["savings"]
+        if abs(one["bytes"]) >= _NOTICEABLE * report["estimate"]["total"]
     ]
     head = ["option", "change", "saves", "total after", "fits", "epoch", "samples lost", "costs"]
     return markdown_table("llrrlrrl", head, rows) if rows else ""

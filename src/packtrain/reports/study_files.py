@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
+from packtrain.core.artifacts import atomic_path, leftovers, read_json, work_folder, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.planning.study_values import Study
 from packtrain.reports.markdown import comparison_text, memory_text, summary_text
@@ -50,7 +48,7 @@ def write_study(study: Study, samples: Iterable[SampleChunk], out: Path, *, over
     """
     out = Path(out)
     check_place(out, overwrite=overwrite)
-    with _staging(out) as stage:
+    with work_folder(out / "study", only_writer=True) as stage:
         _render(study, samples, stage, out)
         for name in FILES:
             place = out / name
@@ -95,20 +93,6 @@ def _render(study: Study, samples: Iterable[SampleChunk], stage: Path, out: Path
     for name, draw in (("token_distribution", draw_distribution), ("packing_efficiency", draw_efficiency)):
         with atomic_path(stage / "figures" / f"{name}.png") as path:
             draw(study, path)
-
-
-@contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """A folder inside `out`, and so on the same disk, that is gone afterwards."""
-    out.mkdir(parents=True, exist_ok=True)
-    for left in leftovers(out, "study"):
-        shutil.rmtree(left, ignore_errors=True)
-    stage = out / f".study.{os.getpid()}.tmp"
-    stage.mkdir()
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _refuse_others(out: Path) -> None:

@@ -133,7 +133,7 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
     present = [loss for loss in losses if loss is not None]
     target = max(present) if len(present) == len(runs) else None
     times = [_at_samples(run.steps, run.steps.elapsed, samples) or None for run in runs]
-    baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
+    baseline = next((at for at, run in enumerate(runs) if run.facts.mode == "padded"), 0)
     judged = [_eval_loss_at(run, samples) for run in runs]
     evaluated = None not in judged
     reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]

@@ -249,12 +249,6 @@ def step_from_plain(line: Mapping[str, object]) -> StepMetrics:
     return StepMetrics(**values | {"rank_seconds": tuple(values["rank_seconds"])})
 
 
-def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
-    """The evaluation that a line is about; lines of earlier versions have no failures."""
-    values = {"eval_failures": 0, **line}
-    return EvalMetrics(**{one.name: values[one.name] for one in fields(EvalMetrics)})  # type: ignore[arg-type]
-
-
 def flat(metrics: StepMetrics) -> dict[str, float]:
     """The numbers of a step for `Trainer.log`, which TensorBoard and W&B take them from; unknown ones are left out.
 

@@ -63,7 +63,7 @@ def check_first_step(
             expected="true",
             fix="leave packing_check out, or train on padded rows: data.packing=false",
         )
-    if run.shares_weights or (packing and not run.packing_check) or not (packing or contract.unlisted):
+    if run.is_sharded or (packing and not run.packing_check) or not (packing or contract.unlisted):
         return None
     key = _key(prepared, loaded, device, inputs) if contract.unlisted and not resumed else None
     kept = _read(key) if key is not None else None
@@ -81,7 +81,7 @@ def check_first_step(
             collate,
             contract=contract,
             rank=0,  # all processes check the same samples
-            world=1,
+            world_size=1,
             training=training,
         )
     else:

@@ -16,7 +16,6 @@ from packtrain.app.measure import make_request
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.app.train.run_numbers import (
     Dataset,
-    RunNumbers,
     StreamStart,
     limits_note,
     packed_step,
@@ -31,6 +30,7 @@ from packtrain.core.errors import DataError, PacktrainError
 from packtrain.delivery.encode.token_cache import TokenProgress
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
 from packtrain.packing.plan_builder import PackProgress
+from packtrain.runs.derived import RunNumbers
 
 if TYPE_CHECKING:
     from packtrain.delivery.encode.token_cache import TokenTable

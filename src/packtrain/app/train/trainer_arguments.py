@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.train.prepare import Prepared
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.core.numbers import counted
+from packtrain.runs.derived import Course
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 _MANY_EPOCHS = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """How a run optimizes, saves and evaluates, as its user wants to see it before the first step."""
-
-    rates: Mapping[str, float]  # by trained part of the model
-    schedule: str
-    warmup_steps: int
-    optimizer: str
-    weight_decay: float
-    max_grad_norm: float  # 0: gradients are not clipped
-    precision: str  # compute dtype
-    saves: str
-    saved_times: int  # checkpoints that are written
-    kept: int | None  # checkpoints that are kept; None: all
-    evaluates: str
-    logged_every: int  # steps
-    notes: tuple[str, ...]
 
 
 def make_course(
@@ -57,8 +38,12 @@ def make_course(
         kept=args.save_total_limit,
         evaluates=_evaluates(args, steps),
         logged_every=_every(args.logging_steps, steps) if args.logging_strategy == "steps" else steps,
-        notes=(*_never_reached(args, run, steps), *_many_epochs_note(epochs, evaluates=run.evaluation is not None)),
     )
+
+
+def course_notes(args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float) -> tuple[str, ...]:
+    """What of these settings may not be meant."""
+    return (*_never_reached(args, run, steps), *_many_epochs_note(epochs, evaluates=run.evaluation is not None))
 
 
 def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
@@ -68,7 +53,7 @@ def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> Trainin
     from packtrain.delivery.trainers.mixin import trainer_arguments
 
     run, dataset = prepared.run, prepared.dataset
-    derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
+    derived = trainer_arguments(dataset.schedule, world_size=run.world_size, rows_per_batch=dataset.rows_per_batch)
     own = {**run.arguments, **derived, "max_steps": prepared.numbers.steps, "output_dir": str(run.folder)}
     own["gradient_checkpointing"] = False  # set on the model already, part by part
     if bf16_weights:
@@ -79,7 +64,7 @@ def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> Trainin
     ):  # without it a launcher's processes would not find each other
         own["use_cpu"] = True
         own.pop("tf32", None)
-        if run.world > 1:
+        if run.world_size > 1:
             own.setdefault("ddp_backend", "gloo")
     return accepted_arguments(own, given=run.arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ _CLIP_L = {
     "image_size": 336,
     "patch_size": 14,
 }
-_SIGMOID = VisionTraits(sigmoid=True)
 
 LLAVA = Composition(
     text="llama",
@@ -37,15 +37,9 @@ LLAVA = Composition(
     encoder_absent=_CLIP_L,
     tied_by_text=True,
     projector=two_layers,
-    traits=_SIGMOID,
+    traits=VisionTraits(sigmoid=True),
 )
-LLAVA_NEXT = Composition(
-    text="llama",
-    encoder="clip_vision_model",
-    encoder_absent=_CLIP_L,
-    projector=two_layers_newline,
-    traits=_SIGMOID,
-)
+LLAVA_NEXT = replace(LLAVA, tied_by_text=False, projector=two_layers_newline)
 LLAVA_ONEVISION = Composition(
     text="qwen2",
     encoder="siglip_vision_model",

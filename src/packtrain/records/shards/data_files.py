@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from packtrain.core.errors import RecordError
+from packtrain.core.retries import PAUSES
 from packtrain.records.shards.address import (
-    PAUSES,
     Identity,
     identify,
     identity_of_open,

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.shards.address import PAUSES, Identity, raw_chunks, unreadable
+from packtrain.core.retries import PAUSES
+from packtrain.records.shards.address import Identity, raw_chunks, unreadable
 from packtrain.records.span import Span
 
 Compression = Literal["none", "gzip", "zstd"]
