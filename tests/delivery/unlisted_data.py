@@ -96,10 +96,7 @@ def write_chats(folder: Path, count: int = 12) -> Path:
             width, height = ((96, 64), (64, 160), (120, 80), (100, 100))[(number + place) % 4]
             (folder / name).write_bytes(png(width, height, seed=10 * number + place))
             content.append({"type": "image", "image": name})
-        question, answer = (
-            " ".join(draw.choice(WORDS, words))
-            for words in (5, int(draw.integers(3, 24)))
-        )
+        question, answer = (" ".join(draw.choice(WORDS, words)) for words in (5, int(draw.integers(3, 24))))
         asked = {"role": "user", "content": [*content, {"type": "text", "text": question}]}
         lines.append(json.dumps({"id": f"r{number}", "messages": [asked, {"role": "assistant", "content": answer}]}))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -47,7 +47,6 @@ MORE = (
 def test_an_unlisted_type_is_verified(model_type: str) -> None:
     report = verify(str(weights_of(model_type)), device="cpu")
     assert report.passed, (report.failures, report.inconclusive)
-    assert {"image", "images"} <= set(report.kinds) | {one.split(" (")[1].split(",")[0] for one in report.samples}
     assert any("2 images" in one for one in report.samples)
 
 
@@ -198,7 +197,6 @@ def test_without_a_fault_both_checks_pass(model_type: str) -> None:
     it = planted(model_type)
     for report in (it.verify(it.collate(_right)), it.check(it.collate(_right))):
         assert report.passed, report.checks
-        assert {"text", "image", "images"} <= set(report.kinds or ("text", "image", "images"))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
