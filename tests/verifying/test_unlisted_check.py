@@ -5,25 +5,23 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from packtrain.app.verify import verify
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
+from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode.encoded_sample import EncodedSample
-from packtrain.families.family import BatchContract
 from packtrain.modeling.load import build_model
 from packtrain.training.loss import LogitsTokenLoss, loss_on
 from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.compare import Collate
 from packtrain.verifying.packing_check import RowRoom, Training, check_packing
-from packtrain.verifying.padding_check import check_padding, refuse_batch_statistics
 from packtrain.verifying.processor_samples import processor_samples
 from packtrain.verifying.verification import verify_model
 
