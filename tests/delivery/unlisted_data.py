@@ -82,8 +82,8 @@ def headers_of(record: Record) -> tuple[MediaHeader, ...]:
     return tuple(MediaHeader(kind="image", width=width, height=height) for width, height in sizes)
 
 
-def write_chats(folder: Path, count: int = 12) -> Path:
-    """Chats without a picture, with one and with two, of different sizes, and answers of different lengths."""
+def write_chats(folder: Path, count: int = 12, pictures: Sequence[int] = (0, 1, 1, 2)) -> Path:
+    """Chats with so many pictures in turn, of different sizes, and answers of different lengths."""
     path = folder / "data.jsonl"
     if path.exists():
         return path
@@ -91,7 +91,7 @@ def write_chats(folder: Path, count: int = 12) -> Path:
     draw, lines = np.random.default_rng(0), []
     for number in range(count):
         content = []
-        for place in range((0, 1, 1, 2)[number % 4]):
+        for place in range(pictures[number % len(pictures)]):
             name = f"{number}_{place}.png"
             width, height = ((96, 64), (64, 160), (120, 80), (100, 100))[(number + place) % 4]
             (folder / name).write_bytes(png(width, height, seed=10 * number + place))
