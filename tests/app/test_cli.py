@@ -175,8 +175,8 @@ def test_doctor_says_what_is_there_and_what_is_not(run: Run, monkeypatch: pytest
     code, out, err = run("doctor", "--json")
     assert (code, err) == (0, "")
     parts = {part["name"]: part for part in json.loads(out)["parts"]}
-    assert parts["Python"]["found"].startswith(platform.python_version())
-    assert parts["ray"]["found"] == ""
+    assert parts["Python"]["details"].startswith(platform.python_version())
+    assert parts["ray"]["details"] == ""
     assert {"torch", "GPUs", "driver", "flash-attn", "flex attention", "cache"} <= set(parts)
     code, out, _ = run("doctor")
     assert "[ray]'" in out, "brackets are no markup"
@@ -237,7 +237,7 @@ def test_copies_and_few_labels_are_said(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(3 * (json.dumps({"messages": turns}) + "\n"))
     out = run(*measure(tmp_path / "data.jsonl", "tiny:llama", tmp_path / "out"))[1]
     assert "2 of 3 records have the same text as another one" in out
-    assert "of all tokens carry loss (6 of" in out
+    assert "of all tokens are supervised (6 of" in out
 
 
 def test_bars_say_how_long() -> None:

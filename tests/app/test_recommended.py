@@ -43,6 +43,7 @@ def recommended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Simulat
     )
     assert made.study.recommendation.packing
     assert wanted(made.files["recommended.yaml"]) == pytest.approx(24, rel=0.1)
+    assert "warmup_ratio" not in made.study.recommendation.config["training"], "none was set"
     return made.files["recommended.yaml"], made.study.simulations[made.study.recommendation.simulation]
 
 

@@ -330,7 +330,10 @@ class TestRun:
         AutoTokenizer.from_pretrained(folder / "final")
         _, head, card = (folder / "final" / "README.md").read_text().split("---\n", 2)
         assert yaml.safe_load(head)["library_name"] == "transformers"
-        for words in ("`tiny:llama`, fine-tuned on `train.jsonl`", "| Evaluation loss |", "transformers 5"):
+        for words in (
+            *("`tiny:llama`, fine-tuned on `train.jsonl`", "| Evaluation loss |", "transformers 5"),
+            *("| Final loss |", "(mean of the last "),
+        ):
             assert words in card
         assert str(tmp_path) not in card, "where data lie is nobody's business"
         code, _, err = run("train", config)

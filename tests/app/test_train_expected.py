@@ -21,7 +21,7 @@ from packtrain.app.train.forecast import (
 )
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.trainer_arguments import accepted_arguments, make_arguments, make_course
+from packtrain.app.train.trainer_arguments import accepted_arguments, course_notes, make_arguments, make_course
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
 from packtrain.packing.schedule import EMPTY_PACK
@@ -125,9 +125,11 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
 def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:
     run = resolve_run(load_config_of(given))
     args = accepted_arguments({**run.arguments, "output_dir": "none", "use_cpu": True}, given=())
-    course = make_course(args, run, steps=9, epochs=run.length.epochs or 1.0, trained=[], dtype="float32")
-    assert words in " ".join(course.notes)
-    assert len(course.notes) == bool(words)
+    epochs = run.length.epochs or 1.0
+    course = make_course(args, run, steps=9, epochs=epochs, trained=[], dtype="float32")
+    notes = course_notes(args, run, steps=9, epochs=epochs)
+    assert words in " ".join(notes)
+    assert len(notes) == bool(words)
     saved = {"save_steps=2": "every 2 steps and at the end", "save_delay_steps=10": "none (save_delay_steps: 10)"}
     assert course.saves.startswith(saved.get(given.split()[0], "one, at the end"))
 

@@ -158,7 +158,7 @@ class TestContradictions:
                     "per_device_train_batch_size=3",
                     "gradient_accumulation_steps=2",
                 ),
-                "3 x 2 micro-batches x 1 processes are 6",
+                "3 x 2 micro-batches x 1 process are 6",
             ),
             (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
             (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),
@@ -207,6 +207,13 @@ class TestContradictions:
     )
     def test_is_named(self, given: tuple[str, ...], words: str) -> None:
         assert words in problems(*given)
+
+    def test_the_command_line_is_named_where_it_is_wrong(self) -> None:
+        assert problems("model.method=qlorra").startswith("command line")
+        wrong = BASE.sections()
+        wrong["model"]["method"] = "qlorra"
+        with pytest.raises(ConfigError, match=r"^config run"):
+            resolve_run(RunConfig.of(wrong), overrides=["training.learning_rate=1e-5"])
 
     def test_all_at_once(self) -> None:
         said = problems("packs_per_step=3", "effective_batch_size=8", "resume_from_checkpoint=x", "deepspeed=x")
@@ -348,7 +355,7 @@ class TestModel:
         assert found == training_setup(config, gpus=2)
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
-        assert (found.optimizer, found.attention, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
+        assert (found.optimizer, found.attn_implementation, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
 
     def test_loss_scaling_is_for_fp32_weights(self) -> None:
         assert (resolved().model.dtype, resolved("fp16=true").model.dtype) == ("auto", "fp32")
@@ -430,7 +437,7 @@ def test_documented_defaults_are_those_of_a_run() -> None:
     """Of every key that says its default: in the reference, in help and in a starter config."""
     run = resolved()
     trainer = {one.name: one.default for one in fields(TrainingArguments)}
-    used = [run.model, run.step, run.data, run.setup]
+    used = [run.model, run.step, run.data]
     compared = set()
     for section in ("model", "data", "training"):
         for name, one in SECTIONS[section].known().items():

@@ -292,7 +292,7 @@ def test_a_stream_that_lost_what_waits_is_refused() -> None:
     pack(source, 2)
     again = make([5] * 9)
     again.load_state_dict(state_of(source))
-    with pytest.raises(DataError, match="that waited when the state was saved are not there"):
+    with pytest.raises(DataError, match="1 entry of the saved state missing"):
         pack(again, 3)
 
 

@@ -16,7 +16,8 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.delivery.encode.decode import decode_frames, decode_image
-from packtrain.delivery.encode.processor import ProcessorRule, RealProcessor, load_reference
+from packtrain.delivery.encode.processor import RealProcessor, load_reference
+from packtrain.delivery.encode.unlisted import ProcessorRule
 from packtrain.families import tiny
 from packtrain.families.encoder import SizedRecord
 from packtrain.families.settings import read_settings

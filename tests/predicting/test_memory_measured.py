@@ -116,7 +116,7 @@ class Case:
         )
         self.setup = TrainingSetup(
             weights_dtype=dtype,  # type: ignore[arg-type]
-            attention=kernel,  # type: ignore[arg-type]
+            attn_implementation=kernel,  # type: ignore[arg-type]
             gradient_checkpointing=False,
             vision_checkpointing=False,
         )

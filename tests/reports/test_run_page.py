@@ -16,7 +16,7 @@ from pages import Page, at, read_page
 
 from packtrain.core.artifacts import alone
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import FORMATS, formatted
+from packtrain.core.numbers import FORMATS, format_number
 from packtrain.reports.run_charts import draw_runs
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import render_runs, write_run_report
@@ -92,7 +92,7 @@ def test_every_visible_number_is_one_of_the_run(pages: dict[str, Path], pair: tu
     for number in numbers:
         value = at(content, number.attributes["data-at"])
         assert number.attributes["data-as"] in FORMATS
-        assert formatted(number.attributes["data-as"], value) == number.text, number.attributes["data-at"]
+        assert format_number(number.attributes["data-as"], value) == number.text, number.attributes["data-at"]
 
 
 def test_comparison_says_what_differs_and_by_how_much(pages: dict[str, Path]) -> None:
@@ -192,7 +192,7 @@ def test_curves_have_the_numbers_of_the_log(tmp_path: Path) -> None:
     page, run = read_page(write_run_report(folder)), read_run(folder)
     tips = [title.text for title in page.all("title") if "svg" in title.parents]
     for value in run.steps["loss"]:
-        assert any(formatted("loss", value) in tip for tip in tips)
+        assert any(format_number("loss", value) in tip for tip in tips)
     assert any("evaluation after step 30" in tip for tip in tips)
     [line] = [one.attributes["points"] for one in page.all("polyline") if one.attributes["class"] == "s0 faint"]
     points = np.array([point.split(",") for point in line.split()], float)

@@ -146,7 +146,7 @@ def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
 
 def test_padded_batches_get_fewer_rows_and_not_a_longer_length() -> None:
     shape = read_shape(resolve_model("tiny:qwen3_vl", shared() / "models"))
-    setup = TrainingSetup(weights_dtype="fp32", attention="sdpa")
+    setup = TrainingSetup(weights_dtype="fp32", attn_implementation="sdpa")
     lengths = (16_000, *(8000,) * 7)
     rows = BatchInfo(
         keys=tuple(PackKey(epoch=0, pack=number) for number in range(8)),

@@ -73,7 +73,7 @@ class Planted:
         if self.sees:
             long = replace(long, position_ids=long.position_ids.expand(4, -1))
         samples, contract = self.samples[-4:], self.found.contract
-        rows = long_rows(samples, long, contract, lambda shape: self.collate(constant=shape))
+        rows = long_rows(samples, long, contract, lambda shape: self.collate(static_shapes=shape))
         return verify_model(
             self.model, samples, contract, self.collate(pad_to_multiple=64), attn_implementation=self.backend,
             backward=backward, rows=rows, loss=self.loss,

@@ -133,7 +133,7 @@ def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--model", "tiny:nanovlm"], ["cannot be packed", "not in transformers"]),
+        (["--model", "tiny:nanovlm"], ["cannot be trained here", "not in transformers"]),
         (
             ["--model", "tiny:gemma3", "--attn-implementation", "varlen"],
             ["bidirectional attention inside images", "sdpa"],

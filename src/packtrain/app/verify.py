@@ -86,7 +86,7 @@ def verify(
         loss_on=loss_on,
         allow_outside_root=allow_outside_root,
         seed=seed,
-    ).dated()
+    ).with_date()
     settings = request.settings()
     model_contract(settings)  # refused before anything is loaded
     request = replace(

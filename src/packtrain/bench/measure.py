@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from packtrain.bench.data import PICTURES, write_pictures
-from packtrain.bench.host import timed, tree_memory
+from packtrain.bench.host import time_work, tree_memory
 from packtrain.bench.printing import column
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.numbers import MIB
@@ -164,7 +164,7 @@ def _process(request: Request, measurer: Measurer, real: RealProcessor) -> None:
 
 def _seconds(work: Callable[[], object], *, at_least: float) -> float:
     """Of one pass; what is short is repeated, to be measured."""
-    return timed(work, rounds=math.inf, seconds=at_least)[1]
+    return time_work(work, rounds=math.inf, seconds=at_least)[1]
 
 
 # ---- against what cannot be avoided

@@ -16,7 +16,7 @@ from packtrain.cli.measure import MeasureBar, measured_json, show_measured
 from packtrain.cli.pack import plan_json, show_packs
 from packtrain.cli.plan import planned_json, show_planned
 from packtrain.cli.terminal import ElapsedColumn, Terminal, errors, output, table
-from packtrain.core.numbers import counted, formatted
+from packtrain.core.numbers import counted, format_number
 
 if TYPE_CHECKING:
     from packtrain.demo import DemoTraining, RunStanding
@@ -112,7 +112,7 @@ class TrainingBars:
         if standing.mode not in self._tasks:
             self._bars.start()  # only now: until then another bar is shown
             self._tasks[standing.mode] = self._bars.add_task(standing.mode, total=standing.steps, loss="")
-        loss = "" if standing.loss is None else f"loss {formatted('loss', standing.loss)}"
+        loss = "" if standing.loss is None else f"loss {format_number('loss', standing.loss)}"
         self._bars.update(self._tasks[standing.mode], completed=standing.step, loss=loss)
 
 

@@ -150,7 +150,7 @@ def show_measured(outcome: MeasureOutcome, console: Terminal, *, then: bool = Tr
         console.print(f"read as: {escape(', '.join(read))}")
     if counts.cut_short:
         console.print(
-            f"[bold red]{counts.cut_short:,} files could not be read completely:[/]"
+            f"[bold red]{counted(counts.cut_short, 'file')} could not be read completely:[/]"
             " more records are missing than the ledger lists"
         )
     if by_count := sorted(counts.reasons.items(), key=lambda item: -item[1]):

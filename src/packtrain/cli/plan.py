@@ -108,9 +108,9 @@ def plan(
                 "vision_checkpointing": checkpointing,
             },
             baseline={
-                "per_device_batch_size": batch_size,
+                "per_device_train_batch_size": batch_size,
                 "effective_batch_size": effective_batch_size,
-                "epochs": epochs,
+                "num_train_epochs": epochs,
             },
             seed=seed,
             overwrite=overwrite,
@@ -216,7 +216,7 @@ def _padding_table(study: Study) -> Table:
     columns = ("batches", "attention, layers", "batch size", "samples", "steps", "padding", "GiB", "tokens/s", "")
     padding = table(f"Without packing, {name}", columns, box=None)
     for run in study.padded:
-        own = f"{study.baseline.attention}, {_layers(study.baseline)}"
+        own = f"{study.baseline.attn_implementation}, {_layers(study.baseline)}"
         padding.add_row(
             "random" if run.order == "random" else "grouped by length",
             own if run.kernels == "own" else "as packed",

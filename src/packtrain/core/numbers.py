@@ -171,7 +171,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 }
 
 
-def formatted(kind: str, value: float | None) -> str:
+def format_number(kind: str, value: float | None) -> str:
     """A number in one of the formats; a dash where there is none."""
     return MISSING if value is None else FORMATS[kind](value)
 
@@ -189,7 +189,7 @@ def shown(text: object, limit: int = 80) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in line)
 
 
-def isolated(text: object, limit: int = 80) -> str:
+def isolate(text: object, limit: int = 80) -> str:
     """A name inside a sentence that may run in the other direction: it does not turn the text around it."""
     return f"\u2068{shown(text, limit)}\u2069"
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
 from packtrain.core.modality import VISION_TOKENS
+from packtrain.core.numbers import counted
 from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
@@ -157,6 +158,11 @@ class OnlineSource:
         """The tokens of a pack's samples, without encoding them."""
         self._go_to(number)
         return [tokens for _, tokens in self._next().samples]
+
+    def left_out(self, number: int) -> tuple[LedgerEntry, ...]:
+        """What is in no pack and comes before this one's last sample."""
+        self._go_to(number)
+        return self._next().left_out
 
     def data_files(self, keys: Iterable[PackKey]) -> list[str]:
         """The data files that packs are read from, as sources call them."""
@@ -303,7 +309,7 @@ class OnlineSource:
                 return
         raise DataError(
             "data.online",
-            got=f"{len(wanted)} entries of the saved state are missing, the first at {min(wanted)}",
+            got=f"{counted(len(wanted), 'entry', 'entries')} of the saved state missing, the first at {min(wanted)}",
             expected="the same stream as when the state was saved",
             fix="restore the data, or start over",
         )
@@ -388,7 +394,7 @@ def _uses(cost: Cost) -> dict[str, int]:
 
 def _with_date(request: Request) -> Request:
     try:
-        return request.dated()
+        return request.with_date()
     except ConfigError:  # no readable model, which a custom encoder does not need
         return request
 

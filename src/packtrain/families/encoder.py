@@ -13,7 +13,7 @@ from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision,
 from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import Skeletons
-from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_after
+from packtrain.families.tokenizer import LightTokenizer, Runs, TokenCounts, covered_by_all, tokens_after
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -93,7 +93,7 @@ class RecordEncoder:
                 raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
             look *= 4
 
-    def _layout(self, sized: SizedRecord, most_tokens: int | None) -> Layout | Counts | RecordError:
+    def _layout(self, sized: SizedRecord, most_tokens: int | None) -> Layout | TokenCounts | RecordError:
         """Counts where the record came as tokens, else its text."""
         try:
             if sized.record.tokens is not None:
@@ -107,7 +107,7 @@ class RecordEncoder:
     def _cost_of_layout(
         self,
         sized: SizedRecord,
-        layout: Layout | Counts | RecordError,
+        layout: Layout | TokenCounts | RecordError,
         encodings: Mapping[tuple[bool, str], Encoding],
     ) -> SupervisedCost | RecordError:
         if isinstance(layout, RecordError):
@@ -171,7 +171,7 @@ class RecordEncoder:
         if (at := next((one for one in tokens.ids if one in reserved), None)) is not None:
             raise RecordError("schema", "a media placeholder id", f"{at}, {reserved[at]!a}: use messages")
 
-    def _count_ids(self, tokens: TokenIds) -> Counts:
+    def _count_ids(self, tokens: TokenIds) -> TokenCounts:
         self.require_usable(tokens)
         count = len(tokens.ids)
         spans = [
@@ -179,7 +179,7 @@ class RecordEncoder:
         ]  # the first is predicted from nothing
         runs = Runs()
         runs.add_text(count, spans)
-        return Counts(count, sum([end - first for first, end in spans]), count, runs.lengths())
+        return TokenCounts(count, sum([end - first for first, end in spans]), count, runs.lengths())
 
     def _ends(self, tokens: TokenIds | None) -> bool:
         """Does anything that carries loss end in an end token?"""
@@ -188,7 +188,7 @@ class RecordEncoder:
 
     # ---- parts of costs
 
-    def text_counts(self, record: Record) -> tuple[Counts | None, Supervision]:
+    def text_counts(self, record: Record) -> tuple[TokenCounts | None, Supervision]:
         """Where text carries loss, for a family whose media are counted by its processor; None means all of it."""
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
@@ -211,13 +211,13 @@ def _silent(record: Record) -> str:
     return "" if answered else "a prompt without an answer"
 
 
-def _count(layout: Layout, encoding: Encoding) -> Counts:
+def _count(layout: Layout, encoding: Encoding) -> TokenCounts:
     """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
     text_tokens = len(encoding) - len(layout.runs)
     tail_tokens = tokens_after(encoding, layout.runs[-1].at) if layout.runs else text_tokens
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
-        return Counts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
+        return TokenCounts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
     spans = covered_by_all(encoding, layout.supervised, after=1)
     supervised = sum([end - first for first, end in spans])
     for run in layout.runs:
@@ -225,4 +225,4 @@ def _count(layout: Layout, encoding: Encoding) -> Counts:
         supervised -= inside and encoding.char_to_token(run.at) != 0
     runs = Runs()
     runs.add_text(len(encoding), spans, begin=len(encoding) - tail_tokens)
-    return Counts(text_tokens, supervised, tail_tokens, runs.lengths())
+    return TokenCounts(text_tokens, supervised, tail_tokens, runs.lengths())

@@ -222,7 +222,7 @@ def data_notes(summary: MeasureSummary) -> tuple[str, ...]:
     supervised, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
     if supervised < _FEW_SUPERVISED * tokens:
         notes.append(
-            f"only {percent(supervised / tokens)} of all tokens carry loss ({supervised:,.0f} of {tokens:,.0f}): "
+            f"only {percent(supervised / tokens)} of all tokens are supervised ({supervised:,.0f} of {tokens:,.0f}): "
             "answers are short compared to prompts and media"
         )
     if copies > _MANY_COPIES * rows:

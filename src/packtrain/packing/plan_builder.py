@@ -212,6 +212,13 @@ class _Builder:
             return
         limits = ", ".join(f"{name} {limit:,}" for name, limit in self.config.capacities().items())
         tokens = self.table.column("tokens")
+        if tokens.min() > (length := self.config.packing_length):
+            raise DataError(
+                "packing_length",
+                got=f"no packs: {first.dropped:,} of {first.drawn:,} entries do not fit into {length:,} tokens",
+                expected=f"at least {tokens.min()}, the tokens of the shortest sample",
+                fix=f"use --packing-length {tokens.max()} or more, which every sample fits",
+            )
         raise DataError(
             f"{self.table.folder}",
             got=f"no packs: {first.dropped:,} of {first.drawn:,} entries do not fit ({limits}); "

@@ -172,7 +172,7 @@ class Schedule:
         rest = packs[done:]
         rows = -(-len(rest) // together) if done else whole
         filled = np.concatenate([np.full(rows * together - len(rest), EMPTY_PACK), rest]).reshape(rows, together)
-        return turned(filled, first=whole - rows)
+        return reverse_odd_rows(filled, first=whole - rows)
 
     def state_after(self, steps: int) -> LoaderState:
         """The state after this many optimizer steps of the whole run."""
@@ -225,10 +225,10 @@ class Schedule:
         return np.lexsort((key, windows))
 
 
-def turned(rows: np.ndarray, first: int = 0) -> np.ndarray:
+def reverse_odd_rows(rows: np.ndarray, first: int = 0) -> np.ndarray:
     """Every other row reversed; the last two axes are micro-batches, counted from `first`, and ranks.
 
-    >>> turned(np.array([[1, 2], [3, 4]])).tolist()
+    >>> reverse_odd_rows(np.array([[1, 2], [3, 4]])).tolist()
     [[1, 2], [4, 3]]
     """
     result = rows.copy()

@@ -38,7 +38,7 @@ def largest_image_patches(samples: Samples) -> int:
     return int(np.maximum(alone, samples["largest_patches"])[images > 0].max(initial=0))
 
 
-MODALITIES = ("text", "image", "images", "video", "mixed")
+CONTENTS = ("text", "image", "images", "video", "mixed")
 CHARTED = ("tokens", "text_tokens", "vision_tokens", "patches", "images", "objects")
 _GROUPED = ("tokens", "text_tokens", "vision_tokens", "images", "frames", "objects", "patches", "supervised_tokens")
 _KINDS = ("text", *(one.name for one in VISION))
@@ -55,7 +55,7 @@ def dataset_stats(table: CostTable) -> DatasetStats:
     total = int(tokens.sum())
     sources = table.source_codes()
     by_source = _Parts(*_largest(sources.names, sources.codes, tokens))
-    by_modality = _Parts(MODALITIES, modality_codes(table.column("images"), table.column("videos")))
+    by_modality = _Parts(CONTENTS, modality_codes(table.column("images"), table.column("videos")))
     statistics: dict[str, Statistics] = {}
     histograms: dict[str, Histogram] = {}
     for name in (*DESCRIBED, "vision_tokens"):
@@ -128,7 +128,7 @@ def _column(table: CostTable, name: str) -> np.ndarray:
 def modality_codes(images: np.ndarray, videos: np.ndarray) -> np.ndarray:
     """The position in MODALITIES of every row.
 
-    >>> [MODALITIES[code] for code in modality_codes(np.array([0, 1, 3, 0]), np.array([0, 0, 0, 2]))]
+    >>> [CONTENTS[code] for code in modality_codes(np.array([0, 1, 3, 0]), np.array([0, 0, 0, 2]))]
     ['text', 'image', 'images', 'video']
     """
     return np.where(videos > 0, np.where(images > 0, 4, 3), np.minimum(images, 2))

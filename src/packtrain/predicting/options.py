@@ -67,9 +67,9 @@ def _layer_options(setup: TrainingSetup) -> Iterator[_Option]:
     if not setup.chunked_loss:
         change = f"logits at supervised positions only, {setup.loss_chunk:,} at once"
         yield "chunked loss", change, "none worth mentioning; logits are not returned", {"chunked_loss": True}
-    for kernel in {"eager": ("sdpa", "varlen"), "sdpa": ("varlen",), "varlen": ()}[setup.attention]:
+    for kernel in {"eager": ("sdpa", "varlen"), "sdpa": ("varlen",), "varlen": ()}[setup.attn_implementation]:
         cost = "none, it is faster" if kernel == "varlen" else "none"
-        yield "attention", f"{setup.attention} -> {kernel}", cost, {"attention": kernel}
+        yield "attention", f"{setup.attn_implementation} -> {kernel}", cost, {"attn_implementation": kernel}
 
 
 def _vision_options(setup: TrainingSetup, load: Load) -> Iterator[_Option]:

@@ -17,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "method": ("full", "lora", "dora", "qlora"),
     "sharding": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
     "optimizer": ("adamw", "adamw_8bit", "adafactor", "sgd"),
-    "attention": ("varlen", "sdpa", "eager"),
+    "attn_implementation": ("varlen", "sdpa", "eager"),
     "weights_dtype": ("bf16", "fp32"),
 }
 
@@ -155,7 +155,7 @@ class TrainingSetup:
     vision_batch_patches: int | None = None  # the encoder runs in sub-batches of at most this many patches
     chunked_loss: bool = True  # logits only at supervised positions, in chunks
     loss_chunk: int = 4096  # positions at once
-    attention: Attention = "varlen"
+    attn_implementation: Attention = "varlen"
     compiled: bool = False  # layers are compiled one by one
 
     @property

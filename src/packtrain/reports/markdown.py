@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from packtrain.core.numbers import count, formatted, gib, memory, percent, shown
+from packtrain.core.numbers import count, format_number, gib, memory, percent, shown
 from packtrain.reports.recommended import ChecklistItem
 from packtrain.reports.study_content import (
     SIMULATED,
@@ -109,7 +109,10 @@ def _about(content: Content) -> str:
 def _statistics(content: Content) -> str:
     statistics = content["dataset"]["statistics"]
     rows = [
-        [words(name), *(formatted("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS)]
+        [
+            words(name),
+            *(format_number("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS),
+        ]
         for name in described_columns(statistics)
     ]
     return markdown_table("l" + "r" * len(STATISTICS), ["per sample", *(words(of).lower() for of in STATISTICS)], rows)
@@ -176,7 +179,7 @@ def _memory(content: Content) -> str:
         for part in estimate["parts"]
     ]
     totals = [f"**{gib(other['estimate']['total'])}**{'' if other['fits'] else ' (does not fit)'}" for other in beside]
-    share = f"{formatted('percent', estimate['share'])} of the GPU"
+    share = f"{format_number('percent', estimate['share'])} of the GPU"
     rows.append(["**together**", f"**{gib(estimate['total'])}**", *totals, share])
     return _document(text, markdown_table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
 
@@ -199,7 +202,7 @@ def _savings(report: Content) -> str:
             gib(one["bytes"]),
             gib(one["total_after"]),
             "yes" if one["total_after"] <= report["usable_bytes"] else "no",
-            formatted("duration", one["seconds"]),
+            format_number("duration", one["seconds"]),
             count(one["lost"]),
             _safe(one["cost"]),
         ]
@@ -218,7 +221,7 @@ def _comfortable(content: Content) -> str:
     share = percent(margin["memory_bytes"] / report["gpu_bytes"])
     return (
         f"With a comfortable margin: {_safe(', '.join(margin['changes']))}: {gib(margin['memory_bytes'])} ({share} of "
-        f"the GPU), {formatted('duration', margin['seconds'])} an epoch, {count(margin['lost'])} samples lost."
+        f"the GPU), {format_number('duration', margin['seconds'])} an epoch, {count(margin['lost'])} samples lost."
     )
 
 
@@ -233,10 +236,10 @@ def _host(host: Content) -> str:
 
 def _field(kind: str, values: Content, name: str | None) -> str:
     if name is None:
-        return formatted("count", None)
+        return format_number("count", None)
     if kind == "fits":
         return "yes" if values[name] else "no"
-    return formatted(kind, values[name])
+    return format_number(kind, values[name])
 
 
 def _list(texts: Iterable[str]) -> str:

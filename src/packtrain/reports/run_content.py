@@ -21,7 +21,7 @@ from packtrain.reports.run_words import (
 )
 from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
 from packtrain.runs.derived import Adapters, Course, Derived
-from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
+from packtrain.runs.run_summary import RunComparison, Summary, along, compare_runs, summarise_run
 from packtrain.runs.training_run import Scalar, TrainingRun
 
 SHOWN_WARNINGS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 60, 24, 40
@@ -90,16 +90,17 @@ def _run(run: TrainingRun) -> Content:
 
 
 def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Content]:
-    """The loss of every run at a few places, the last of which all of them have reached."""
+    """The loss of every run at a few places after its first step, the last of which all of them have reached."""
     end = min(one.samples or 0.0 for one in summaries)
+    first = max(run.steps["samples_seen"][0] for run in runs) if end else 0.0
     points = []
-    for share in _PLACES if end else ():
+    for share in [one for one in _PLACES if end and one * end >= first]:
         losses = [along(run.steps, share * end, one.loss_window) for run, one in zip(runs, summaries, strict=True)]
         points.append({"samples": share * end, "losses": losses})
     return points
 
 
-def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
+def _comparison(runs: Sequence[TrainingRun], both: RunComparison) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
@@ -238,7 +239,7 @@ def _rates(course: Course) -> str | None:
         if len(parts) == 1
         else ", ".join(f"{rate(value)} ({', '.join(names)})" for value, names in parts.items())
     )
-    ramp = f"{count(course.warmup_steps)} steps of warm-up" if course.warmup_steps else "no warm-up"
+    ramp = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
     return f"{rates}; {_text(course.schedule)} schedule, {ramp}"
 
 

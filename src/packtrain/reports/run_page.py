@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import formatted, gib, shown
+from packtrain.core.numbers import format_number, gib, shown
 from packtrain.reports.charts import BarSpan, share_bar, stacked_bar
 from packtrain.reports.html import render, yaml_lines
 from packtrain.reports.markdown import markdown_table
@@ -130,7 +130,7 @@ def run_markdown(content: Content) -> str:
 def cell(content: Content, row: RunRow, at: int) -> str:
     """The value of a run in a row."""
     where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
-    return formatted(row.kind, where[row.key])
+    return format_number(row.kind, where[row.key])
 
 
 def compared_rows(content: Content) -> list[RunRow]:

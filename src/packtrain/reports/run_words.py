@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from packtrain.core.numbers import count, counted, decimal, elapsed, isolated, large, loss, percent, shown, times
+from packtrain.core.numbers import count, counted, decimal, elapsed, isolate, large, loss, percent, shown, times
 from packtrain.runs.run_folder import Origin, RunOutcome
-from packtrain.runs.run_summary import FEWEST, Comparison, Summary
+from packtrain.runs.run_summary import FEWEST, RunComparison, Summary
 from packtrain.runs.training_run import TrainingRun
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
@@ -33,7 +33,7 @@ def run_labels(runs: Sequence[TrainingRun]) -> list[str]:
 
 
 def headline(
-    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
+    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: RunComparison | None
 ) -> str:
     """The one thing to know."""
     if both is not None:
@@ -50,7 +50,7 @@ def headline(
 
 
 def lead(
-    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
+    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: RunComparison | None
 ) -> str:
     """The run in two or three sentences."""
     if both is not None:
@@ -65,7 +65,7 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
     """
     kernels = [derived.attn_implementation if (derived := run.facts.derived) is not None else None for run in runs]
     named = _join_words(
-        [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _short_names(labels), strict=True)]
+        [f"{isolate(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _short_names(labels), strict=True)]
     )
     kernel = f"other attention kernels ({named})" if len(set(kernels)) > 1 and all(kernels) else ""
     same, alike = same_steps(runs), _alike_steps(runs)
@@ -84,7 +84,7 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
         each = _join_words([f"{decimal(size)} {name}" for size, name in zip(sizes, _short_names(labels), strict=True)])
         uneven = min(sizes) > 0 and max(sizes) > _UNEVEN * min(sizes)
         reasons.append(f"how many samples make a step ({each})" if uneven else "which samples shared a step")
-    reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
+    reasons += [f"what was set differently ({', '.join(isolate(name, 40) for name in others[:4])})"] if others else []
     reasons += [kernel] if kernel else []
     if same and not other_starts(runs) and not others:
         rounding = "The remaining difference of their losses is rounding: sums in another order"
@@ -116,11 +116,11 @@ def other_starts(runs: Sequence[TrainingRun]) -> bool:
 
 def initial_weights(run: TrainingRun) -> str:
     """The weights that a run began from."""
-    name, origin = isolated(run.facts.model or "a model", 80), run.facts.origin or Origin()
+    name, origin = isolate(run.facts.model or "a model", 80), run.facts.origin or Origin()
     if origin.run is not None:
         after = f", trained on {count(origin.samples_seen)} samples" if origin.samples_seen is not None else ""
-        weights = isolated(origin.weights or "weights", 40)
-        return f"{weights} of the run {isolated(Path(origin.run).name, 40)}{after}"
+        weights = isolate(origin.weights or "weights", 40)
+        return f"{weights} of the run {isolate(Path(origin.run).name, 40)}{after}"
     return name if origin.seed is None else f"{name} (random weights, seed {origin.seed})"
 
 
@@ -129,7 +129,7 @@ def end_text(run: TrainingRun) -> str:
     outcome = run.facts.outcome or RunOutcome(status=run.status)
     step = count(max(len(run.steps), outcome.step))
     where = f"step {step} of {count(outcome.steps)}" if outcome.steps else f"step {step}"
-    again = f"packtrain train --resume {isolated(run.folder, 200)}"
+    again = f"packtrain train --resume {isolate(run.folder, 200)}"
     if run.is_training:
         return f"It is still training: {where}."
     if run.status in ("running", "started"):
@@ -140,7 +140,7 @@ def end_text(run: TrainingRun) -> str:
     if run.status == "failed":
         why = shown(outcome.detail, 200)
         return f"It failed at {where}{f': {why}' if why else ''}."
-    return _ENDED.get(run.status) or f"It says of itself: {isolated(run.status, 120)}."
+    return _ENDED.get(run.status) or f"It says of itself: {isolate(run.status, 120)}."
 
 
 def _falling(run: TrainingRun, one: Summary) -> str:
@@ -152,7 +152,7 @@ def _falling(run: TrainingRun, one: Summary) -> str:
 
 def _training_sentence(run: TrainingRun, one: Summary) -> str:
     mode = f" {run.facts.mode}" if run.facts.mode in ("packed", "padded") else ""
-    words = f"{isolated(run.facts.model or 'A model', 80)}, trained{mode}"
+    words = f"{isolate(run.facts.model or 'A model', 80)}, trained{mode}"
     if one.steps:
         words += f" for {counted(one.steps, 'step')}: {count(one.samples or 0)} samples"
         words += f", {large(one.tokens or 0)} real tokens" if one.tokens else ""
@@ -160,12 +160,12 @@ def _training_sentence(run: TrainingRun, one: Summary) -> str:
     return words + "."
 
 
-def same_loss(both: Comparison) -> bool:
+def same_loss(both: RunComparison) -> bool:
     """May the losses be called the same?"""
     return both.enough and both.apart is not None and both.apart <= ALIKE
 
 
-def too_few(labels: Sequence[str], both: Comparison) -> str:
+def too_few(labels: Sequence[str], both: RunComparison) -> str:
     """Why speeds are not compared, or nothing where they are."""
     if both.enough:
         return ""
@@ -176,7 +176,7 @@ def too_few(labels: Sequence[str], both: Comparison) -> str:
     return f"In {count(both.samples)} samples {_join_words(have)}; {needed}"
 
 
-def _comparison_sentence(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[str]) -> str:
+def _comparison_sentence(runs: Sequence[TrainingRun], both: RunComparison, labels: Sequence[str]) -> str:
     subject, speed = labels[both.subject], both.runs[both.subject].speedup
     if both.apart is None:
         return "A loss is not a number"
@@ -192,7 +192,7 @@ def _comparison_sentence(runs: Sequence[TrainingRun], both: Comparison, labels: 
     return f"{losses}, {times(speed)} as fast" if same else f"{losses}; {subject} is {times(speed)} as fast"
 
 
-def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
+def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], both: RunComparison) -> list[str]:
     names, sentences = _short_names(labels), []
     values = [one.eval_loss if both.evaluated else one.loss for one in both.runs]
     losses = [f"{loss(value)} {name}" for name, value in zip(names, values, strict=True) if value is not None]
@@ -216,7 +216,7 @@ def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], b
 
 def _short_names(labels: Sequence[str]) -> list[str]:
     """Labels inside a sentence."""
-    return [label.lower() if label in ("Packed", "Padded") else isolated(label) for label in labels]
+    return [label.lower() if label in ("Packed", "Padded") else isolate(label) for label in labels]
 
 
 def _join_words(words: Sequence[str]) -> str:

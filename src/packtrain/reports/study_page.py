@@ -21,7 +21,7 @@ from packtrain.core.numbers import (
     times,
 )
 from packtrain.planning.study_values import PaddedRun, Simulation, Study
-from packtrain.predicting.memory import Part
+from packtrain.predicting.memory import MemoryPart
 from packtrain.reports.charts import (
     MOST_PACKS,
     BarSpan,
@@ -145,7 +145,7 @@ def _charts(study: Study, colours: Mapping[str, str]) -> dict[str, object]:
     }
 
 
-def part_css(parts: Sequence[Part]) -> dict[str, str]:
+def part_css(parts: Sequence[MemoryPart]) -> dict[str, str]:
     """The colour of each part of the memory; the known ones always have the same."""
     return {
         part.name: f"m{_PARTS.index(part.name) if part.name in _PARTS else at % 10}" for at, part in enumerate(parts)

@@ -47,7 +47,7 @@ _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _FACTS: Mapping[str, type] = {"step": int, "world_size": int, "resumable": bool}
 
-Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
+WritePart = Callable[[Path], None]  # writes one part of a checkpoint into its folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +168,7 @@ class CheckpointFolder:
         return self.folder / f"checkpoint-{step}"
 
     def save(
-        self, step: int, parts: Sequence[Part], *, needed: int, resumable: bool = True, best: Path | None = None
+        self, step: int, parts: Sequence[WritePart], *, needed: int, resumable: bool = True, best: Path | None = None
     ) -> Path:
         """Write a checkpoint part by part; after each all ranks know whether all of them could.
 

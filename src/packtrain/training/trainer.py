@@ -35,13 +35,13 @@ from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training.agreement import world_size
 from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow, save_state, saved_state
 from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
+from packtrain.training.first_packs import check_first_packs
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
 from packtrain.training.loss import LogitsTokenLoss, StepTotals, TokenLossSum, clear_unused_grads, evaluate, make_losses
 from packtrain.training.masters import masters_of
 from packtrain.training.meter import Meter
 from packtrain.training.optimizers import build_optimizer
-from packtrain.training.packing_check import check_first_packs
 from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import CheckpointingTrainer, OnInterrupt
@@ -99,8 +99,8 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
         if args.ddp_find_unused_parameters is None:
-            # The vision encoder takes part in every batch, and looking costs time; unlisted models may have weights that
-            # they never use, as a pooling head.
+            # The vision encoder takes part in every batch, and looking costs time; unlisted models may have weights
+            # that they never use, as those of a pooling head.
             args.ddp_find_unused_parameters = contract is not None and contract.unlisted
         use_cache = getattr(getattr(model, "config", None), "use_cache", None)
         given_loss = options.get("compute_loss_func") is not None

@@ -182,7 +182,7 @@ def _prepare_model(trial: Trial, device: torch.device, dtype: torch.dtype) -> Re
         build(trial.config, device, dtype),
         settings,
         setup,
-        attn_implementation=setup.attention,
+        attn_implementation=setup.attn_implementation,
         device=device,
         dtype=dtype,
         seed=0,
@@ -208,7 +208,7 @@ def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
         contract,
         pad_id=0,
         dtype=dtype,
-        boundaries=trial.setup.attention == "varlen",
+        boundaries=trial.setup.attn_implementation == "varlen",
         static_shapes=StaticShapes(tokens=trial.tokens) if trial.setup.compiled else None,
     )
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])

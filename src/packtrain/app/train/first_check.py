@@ -48,8 +48,8 @@ def check_first_step(
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.agreement import gather_values
+    from packtrain.training.first_packs import check_first_packs, check_first_rows
     from packtrain.training.loss import loss_on, make_losses
-    from packtrain.training.packing_check import check_first_packs, check_first_rows
     from packtrain.verifying.packing_check import Training
     from packtrain.verifying.padding_check import refuse_batch_statistics
 

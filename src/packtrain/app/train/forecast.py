@@ -48,7 +48,7 @@ def model_prediction(
     kernel = (
         "varlen" if attention.startswith(("varlen", "flash", "flex")) else "eager" if attention == "eager" else "sdpa"
     )
-    setup = replace(run.setup, attention=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
+    setup = replace(run.setup, attn_implementation=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
     if data_sheet is None:
         return ModelPrediction(shape=shape, setup=setup)
     time, memory, _ = coefficients_for(data_sheet, compiled=compiled)

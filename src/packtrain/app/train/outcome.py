@@ -139,7 +139,8 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     yield "Learning rate", f"{rates}; {course.schedule}, {counted(course.warmup_steps, 'warm-up step')}"
     yield "Optimizer", f"{course.optimizer}, {course.precision}"
     if outcome.loss is not None:
-        yield "Loss of the last step", f"{outcome.loss:.4f}"
+        mean = f" (mean of the last {counted(outcome.loss_samples, 'sample')})" if outcome.loss_samples else ""
+        yield "Final loss", f"{outcome.loss:.4f}{mean}"
     if outcome.eval_loss is not None:
         yield "Evaluation loss", f"{outcome.eval_loss:.4f}"
     yield "Seed", str(run.data.seed)

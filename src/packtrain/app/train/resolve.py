@@ -91,7 +91,7 @@ def resolve_run(
     step = parts.take(lambda: step_settings(config), StepSettings())
     setup = parts.take(lambda: training_setup(config, gpus=world_size), TrainingSetup())
     arguments, argument_notes = parts.take(lambda: trainer_settings(config, world_size=world_size), ({}, ()))
-    parts.check(name)
+    parts.check(name, overrides)
     assert data is not None, "a config without data is a problem"
     return ResolvedRun(
         config=config,
@@ -165,11 +165,13 @@ class _Parts:
             self.problems += _lines(error)
             return instead
 
-    def check(self, name: str) -> None:
-        """Refuse the config if anything was wrong."""
+    def check(self, name: str, overrides: Sequence[str]) -> None:
+        """Refuse the config, or the command line where that alone is wrong."""
         problems = list(dict.fromkeys(self.problems))
+        given = tuple(override.partition("=")[0] for override in overrides)
         if problems:
-            raise ConfigError(f"config {name}", problems=problems)
+            is_given = [problem.partition(":")[0].split(" ")[0] in given for problem in problems]
+            raise ConfigError("command line" if all(is_given) else f"config {name}", problems=problems)
 
 
 def _lines(error: ConfigError) -> list[str]:

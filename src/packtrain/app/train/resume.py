@@ -15,6 +15,7 @@ from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
+from packtrain.core.numbers import counted
 from packtrain.core.secrets import secret_settings
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.runs.run_folder import CONFIG, RunFolder
@@ -200,7 +201,7 @@ def check_length(trained: int, steps: int) -> None:
     if trained > steps:
         raise ConfigError(
             "--resume",
-            got=f"{steps:,} steps, and the run has trained {trained:,}",
+            got=f"{counted(steps, 'step')}, and the run has trained {trained:,}",
             expected="as many or more",
             fix=f"training.max_steps={trained} ends it now",
         )

@@ -99,16 +99,20 @@ def _saves(strategy: str, every: int, delay: int, kept: int | None, steps: int) 
         return f"none ({why}), unless the run is interrupted"
     if strategy == "steps" and every >= steps:
         return f"one, at the end (save_steps: {every})"
-    when = {"steps": f"every {every:,} steps and at the end", "epoch": "after every epoch"}.get(
+    when = {"steps": f"{_each(every)} and at the end", "epoch": "after every epoch"}.get(
         strategy, "after every evaluation that is the best"
     )
     first = f", from step {delay:,} on" if delay else ""
     return f"{when}{first}; {'all are' if kept is None else f'the newest {kept} are'} kept"
 
 
+def _each(every: int) -> str:
+    return "after every step" if every == 1 else f"every {every:,} steps"
+
+
 def _evaluates(args: TrainingArguments, steps: int) -> str:
     strategy = str(args.eval_strategy.value)
-    every = f"every {_every(args.eval_steps or args.logging_steps, steps):,} steps"
+    every = _each(_every(args.eval_steps or args.logging_steps, steps))
     return {"no": "", "epoch": "after every epoch"}.get(strategy, every)
 
 
@@ -135,7 +139,8 @@ def _never_reached(args: TrainingArguments, run: ResolvedRun, steps: int) -> Ite
         elif "eval_steps" in given and _every(args.eval_steps or 0, steps) > steps:
             yield f"eval_steps {args.eval_steps:g} is {end}: evaluation runs at the end only"
     if (warmup := args.get_warmup_steps(steps)) >= steps > 1:
-        yield f"the warm-up of {warmup:,} steps is longer than the run: learning rates stay below their set values"
+        length = counted(warmup, "step")
+        yield f"the warm-up of {length} is longer than the run: learning rates stay below their set values"
 
 
 def try_arguments(args: TrainingArguments) -> None:

@@ -24,7 +24,7 @@ from packtrain.core.errors import DataError, PacktrainError, describe_exits, in_
 from packtrain.delivery.collate.shared_memory import SharedBatches
 from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
-from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, PackSampler, Span, rank_and_world
+from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, LoaderSpan, PackSampler, rank_and_world
 from packtrain.delivery.loader.workers import (
     WORKER_DIED,
     advice,
@@ -58,7 +58,7 @@ class PackLoader(DataLoader):
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        span: Span = "epoch",
+        span: LoaderSpan = "epoch",
         rows_per_batch: int = 1,
         num_workers: int = 0,
         prefetch_factor: int | None = None,

@@ -14,7 +14,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.packing.schedule import EMPTY_PACK, LoaderState, Schedule
 
-Span = Literal["epoch", "run"]
+LoaderSpan = Literal["epoch", "run"]
 
 
 class MicroBatch(NamedTuple):
@@ -39,14 +39,20 @@ class PackSampler(Sampler[list[PackKey]]):
     """
 
     def __init__(
-        self, schedule: Schedule, rank: int = 0, world_size: int = 1, *, span: Span = "epoch", rows_per_batch: int = 1
+        self,
+        schedule: Schedule,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        span: LoaderSpan = "epoch",
+        rows_per_batch: int = 1,
     ) -> None:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(
                 "rank, world_size", got=f"{rank}, {world_size}", expected="a rank from 0 to world_size - 1"
             )
-        if span not in get_args(Span):
-            names = get_args(Span)
+        if span not in get_args(LoaderSpan):
+            names = get_args(LoaderSpan)
             raise ConfigError("span", got=span, expected=", ".join(names), fix=nearest(str(span), names))
         if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
             raise ConfigError("rows_per_batch", got=rows_per_batch, expected="a positive integer")

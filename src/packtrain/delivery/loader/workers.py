@@ -26,18 +26,18 @@ _SHM = "/dev/shm"
 _FULL = re.compile(r"(allocate|map) shared memory|unable to (write to|open|resize) (shared|file </torch_)")
 
 
-class Waiting(Protocol):
+class WaitState(Protocol):
     """An iteration over the batches of a loader."""
 
     waiting: bool  # is it inside `next`, so that it can say what has happened?
     pids: frozenset[int]  # of its workers
 
 
-_watched: weakref.WeakSet[Waiting] = weakref.WeakSet()
+_watched: weakref.WeakSet[WaitState] = weakref.WeakSet()
 _installed: list[Any] = []
 
 
-def defer_worker_deaths(waits: Waiting) -> None:
+def defer_worker_deaths(waits: WaitState) -> None:
     """Keep torch from raising the death of these workers in the middle of whatever the caller does meanwhile.
 
     Its handler of SIGCHLD still runs. The loader looks at its workers before every batch, so nothing is lost by that.

@@ -15,7 +15,7 @@ from packtrain.families.tiny import (
     INSTRUCTIONS,
     LLAMA_TOKENS,
     QWEN_TOKENS,
-    VISION,
+    TINY_VISION,
     Id,
     TemplateSpec,
     TinySpec,
@@ -68,7 +68,7 @@ _USER_ASSISTANT = """\
 {%- if add_generation_prompt -%}{{ 'ASSISTANT:' }}{%- endif -%}
 """
 _LLAVA_TOKENS = {**LLAMA_TOKENS, "image_token": "<image>"}
-_CLIP_336 = {"model_type": "clip_vision_model", **VISION, "image_size": 336, "patch_size": 14}
+_CLIP_336 = {"model_type": "clip_vision_model", **TINY_VISION, "image_size": 336, "patch_size": 14}
 _CLIP_PROCESSOR = {
     "size": {"shortest_edge": 336},
     "crop_size": {"height": 336, "width": 336},
@@ -143,7 +143,7 @@ TINY_LLAVA_ONEVISION = TinySpec(
         "text_config": text_config("qwen2", _ONEVISION_TOKENS),
         "vision_config": {
             "model_type": "siglip_vision_model",
-            **VISION,
+            **TINY_VISION,
             "image_size": 384,
             "patch_size": 14,
             "vision_use_head": False,

@@ -128,14 +128,14 @@ def apply_formatting(function: Formatting, value: RawRecord) -> dict[str, object
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 _VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
-Converter = Callable[[RawRecord, MediaPool | None, SchemaOptions, str], ConvertedRecord]
+SchemaConverter = Callable[[RawRecord, MediaPool | None, SchemaOptions, str], ConvertedRecord]
 
 
-def _simple(schema: Callable[[RawRecord, MediaPool | None], ConvertedRecord]) -> Converter:
+def _simple(schema: Callable[[RawRecord, MediaPool | None], ConvertedRecord]) -> SchemaConverter:
     return lambda value, pool, options, record_id: schema(value, pool)
 
 
-SCHEMAS: Mapping[str, Converter] = {
+SCHEMAS: Mapping[str, SchemaConverter] = {
     "tokens": _simple(tokens_schema),
     "messages": _simple(messages_schema),
     "conversations": _simple(conversations_schema),

@@ -28,7 +28,7 @@ from packtrain.records.shards.cache_folder import (
     entry_key,
     file_address,
 )
-from packtrain.records.shards.decompression import decompressed, direct_plain
+from packtrain.records.shards.decompression import decompress, direct_plain
 from packtrain.records.shards.open_files import Handle, HandleTable, reset_in_children
 from packtrain.records.span import Plain
 
@@ -220,7 +220,7 @@ class ShardCache:
         return Handle(plain, plain.close, until)
 
     def _order(self, file: str, identity: Identity) -> _Order:
-        blocks = decompressed(file, identity, self._pauses)
+        blocks = decompress(file, identity, self._pauses)
         # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
         return _Order(key=entry_key(file, identity), file=file, blocks=blocks, least=identity.size or 0)
 
