@@ -22,7 +22,7 @@ from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.joins import TOKEN_KINDS
 from packtrain.delivery.encode.unlisted import ProcessorEncoder, ProcessorRule, find_tokens, sample_encoder
-from packtrain.families.encoder import Sized
+from packtrain.families.encoder import SizedRecord
 from packtrain.families.family import BatchContract
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -260,7 +260,7 @@ def _spans(labels: torch.Tensor) -> list[list[int]]:
 def test_a_record_costs_what_its_sample_is_and_learns_its_answers(model_type: str, name: str) -> None:
     encoder, record = encoder_of(model_type), RECORDS[name]
     sample = encoder.encode(record, STORE)
-    (price,) = ProcessorRule(encoder.request).price([Sized(record, headers_of(record))], STORE)
+    (price,) = ProcessorRule(encoder.request).compute_costs([SizedRecord(record, headers_of(record))], STORE)
     assert not isinstance(price, RecordError)
     cost, media = price[0], sample.token_kinds != TEXT
     assert cost.tokens == len(sample) == cost.text_tokens + cost.image_tokens
@@ -357,23 +357,26 @@ def test_a_pickled_encoder_makes_the_same_samples(packing: bool, monkeypatch: py
     ],
 )
 def test_a_record_that_cannot_be_used_says_why(record: Record, reason: str) -> None:
-    (price,) = ProcessorRule(request_for("aya_vision")).price([Sized(record, headers_of(record))], STORE)
+    (price,) = ProcessorRule(request_for("aya_vision")).compute_costs([SizedRecord(record, headers_of(record))], STORE)
     assert isinstance(price, RecordError)
     assert reason in price.reason
 
 
 def test_records_that_came_as_tokens_learn_what_they_say() -> None:
     encoder = encoder_of("mistral3")
-    ids = TokenIds(ids=tuple(range(40, 52)), learned=((0, 2), (5, 10)))
+    ids = TokenIds(ids=tuple(range(40, 52)), supervised=((0, 2), (5, 10)))
     record = Record(id="tokens", origin="data.jsonl:1", source="s", messages=(), tokens=ids)
-    sample, (price,) = encoder.encode(record, STORE), ProcessorRule(encoder.request).price([Sized(record, ())], STORE)
+    sample, (price,) = (
+        encoder.encode(record, STORE),
+        ProcessorRule(encoder.request).compute_costs([SizedRecord(record, ())], STORE),
+    )
     assert not isinstance(price, RecordError)
     assert sample.input_ids.tolist() == list(ids.ids)
     assert (sample.labels != IGNORED).nonzero().flatten().tolist() == [1, 5, 6, 7, 8, 9]
     assert (price[0].tokens, price[0].supervised_tokens) == (12, 6)
     (image,) = encoder._records.real.token_ids("image")
-    held = replace(record, tokens=TokenIds(ids=(40, image, 41), learned=((0, 3),)))
-    (refused,) = ProcessorRule(encoder.request).price([Sized(held, ())], STORE)
+    held = replace(record, tokens=TokenIds(ids=(40, image, 41), supervised=((0, 3),)))
+    (refused,) = rule.compute_costs([SizedRecord(held, ())], STORE)
     assert isinstance(refused, RecordError)
     assert refused.reason == "a media placeholder id"
 

@@ -139,7 +139,7 @@ class RecordProcessor:
         labels[:1] = IGNORED
         if record.tokens is not None:
             learned = np.zeros(len(ids), dtype=bool)
-            for first, end in record.tokens.learned:
+            for first, end in record.tokens.supervised:
                 learned[first:end] = True
             return np.where(learned, labels, IGNORED), Supervision()
         tokenizer, layouter = self.text.tokenizer, self.text.layouter
