@@ -366,10 +366,8 @@ def test_records_that_came_as_tokens_learn_what_they_say() -> None:
     encoder = encoder_of("mistral3")
     ids = TokenIds(ids=tuple(range(40, 52)), supervised=((0, 2), (5, 10)))
     record = Record(id="tokens", origin="data.jsonl:1", source="s", messages=(), tokens=ids)
-    sample, (price,) = (
-        encoder.encode(record, STORE),
-        ProcessorRule(encoder.request).compute_costs([SizedRecord(record, ())], STORE),
-    )
+    rule, sample = ProcessorRule(encoder.request), encoder.encode(record, STORE)
+    (price,) = rule.compute_costs([SizedRecord(record, ())], STORE)
     assert not isinstance(price, RecordError)
     assert sample.input_ids.tolist() == list(ids.ids)
     assert (sample.labels != IGNORED).nonzero().flatten().tolist() == [1, 5, 6, 7, 8, 9]

@@ -92,7 +92,7 @@ class Baseline:
     def description(self) -> str:
         """Its name and how it computes.
 
-        >>> Baseline().described
+        >>> Baseline().description
         'a default padded run (batches of 2, random order, sdpa attention, uncompiled)'
         """
         order = "grouped by length" if self.group_by_length else "random order"
