@@ -78,12 +78,12 @@ def model_of(family: str) -> Any:
     return model
 
 
-def packs(family: str, *, constant: bool) -> list[Any]:
-    """Of other numbers of samples, of patches and, where shapes are not constant, of tokens."""
+def packs(family: str, *, static_shapes: bool) -> list[Any]:
+    """Of other numbers of samples, of patches and, where shapes are not static, of tokens."""
     media = ("image",) if family == WINDOWS else ()
     made = [encoded.sample(family, *media, words=words, seed=words) for words in (5, 9, 14, 3)]
     members = [made[:2], made[3:], made]
-    shapes = StaticShapes(tokens=max(sum(map(len, some)) for some in members) + 7) if constant else None
+    shapes = StaticShapes(tokens=max(sum(map(len, some)) for some in members) + 7) if static_shapes else None
     return [encoded.packed(family, *some, static_shapes=shapes) for some in members]
 
 

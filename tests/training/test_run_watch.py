@@ -72,7 +72,7 @@ def test_a_proof_of_shared_weights_is_said_when_it_is_made() -> None:
     verdict = CheckReport(samples=("a (text)",), checks=(finding,), left_out=("a\x1b[2J",), seconds=2.0, **made)
     RunLogger(MetricsLog(None), shown).on_packing_check(verdict)
     said = (
-        "passed in 2.0 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"
+        "passed in 2 s: 1 sample (text, longest 1,200 tokens) packed vs. alone, largest difference 0.0e+00 in 1 check"
     )
     assert shown.notes == [f"packing check: {said}", "packing check: not checked: a\ufffd[2J"]
 

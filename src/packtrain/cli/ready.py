@@ -69,7 +69,8 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     yield "data", f"{data}{_media(numbers)}; {_lengths(numbers)}{ledger}"
     if numbers.mode == "packed":
         packs = f"{numbers.packs:,} of up to {numbers.packing_length:,} tokens, {percent(numbers.fill)} full"
-        yield "packs", f"{packs}, {decimal(numbers.samples_per_pack)} samples per pack"
+        mean = decimal(numbers.samples_per_pack)
+        yield "packs", f"{packs}, {mean} {'sample' if mean == '1' else 'samples'} per pack"
         first = ", ".join(
             f"{counted(samples, 'sample')} ({percent(fill)} full)" for samples, fill in numbers.first_packs
         )

@@ -115,7 +115,7 @@ def ready_model(
     device: torch.device,
     packing: bool,
     seed: int,
-    contract: BatchContract,
+    contract: BatchContract | None = None,
     compile: bool | None = None,
 ) -> ReadyModel:
     """Load a model and set it up for packs, or for padded rows; the trainer moves it to its device.
@@ -126,6 +126,7 @@ def ready_model(
     dtype = weights_dtype(settings, device)
     model = load_model(settings.name, dtype=dtype, seed=seed, quantize=settings.method == "qlora")
     attention = settings.attn_implementation
+    contract = contract if contract is not None else contract_for(model.config.to_dict(), packing=packing)
     if attention == "auto" and not packing:
         # What padded rows are usually trained with: they are the baseline.
         attention = dense_backend(model, contract)
