@@ -14,6 +14,7 @@ from unlisted_runs import OWN_CACHE, SAMPLES, go_on, run, steps, trained, weight
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode import joins
+from packtrain.training import first_packs
 
 pytest.importorskip("torch")
 PROVEN = ("glm4v", "mistral3")
@@ -183,6 +184,13 @@ def test_a_row_that_does_not_run_is_said(fresh: Path, monkeypatch: pytest.Monkey
     assert "a packed row does not run" in str(error)
     assert "data.packing=false" in error.fix
     assert _no_checks(fresh)
+
+
+def test_packs_that_cannot_be_read_offer_no_way_around_the_check(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_packs, "_samples_of_pack", lambda dataset, key: ())
+    error = _refused("mistral3", packing=True)
+    assert "nothing to check in the first 8 packs" in str(error)
+    assert "packing_check=False" not in error.fix
 
 
 def test_a_type_that_the_proof_refutes_is_not_trained_on_packs(fresh: Path) -> None:

@@ -211,6 +211,12 @@ def test_positions_of_three_dimensions_that_no_method_computes(monkeypatch: pyte
     assert ProcessorEncoder(request_for("glm4v"), packing=False).contract.positions == "own"
 
 
+def test_positions_of_another_kind_are_refused_before_any_record() -> None:
+    error = _refusal("hunyuan_vl")
+    assert "'hunyuan_vl': the model has positions of another kind (4 rows)" in error.got
+    assert "data.packing=false" in error.fix
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_5", "lfm2_vl", "llama4", "paligemma"])
 def test_layers_that_see_the_whole_row_are_refused_by_name_and_taken_on_padded_rows(model_type: str) -> None:
     error = _refusal(model_type)

@@ -33,7 +33,7 @@ from packtrain.delivery.encode.encoded_sample import (
     VisionCounts,
 )
 from packtrain.delivery.encode.from_transformers import model_contract
-from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract, refuse_packing
+from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract, image_record, refuse_packing
 from packtrain.delivery.encode.pixels import Positions
 from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
 from packtrain.families.contracts import contract_for
@@ -281,6 +281,7 @@ class ProcessorEncoder:
         self._packing, self._measured_settings = packing, measured_settings
         self._records = RecordProcessor(request)
         settings = self._records.settings
+        fresh = contract is None
         if contract is None:
             known = model_contract(settings, packing=packing)
             contract = complete_contract(known, self._records.real, settings, packing=packing)
@@ -288,10 +289,25 @@ class ProcessorEncoder:
                 refuse_packing(contract, settings.folder)
         self.contract = contract
         self._positions = Positions(settings.folder, contract)
+        if fresh and packing and contract.positions == "mrope":
+            self._require_positions()
 
     def __reduce__(self) -> tuple[Any, ...]:
         again = partial(ProcessorEncoder, packing=self._packing, measured_settings=self._measured_settings)
         return partial(again, contract=self.contract), (self.request,)
+
+    def _require_positions(self) -> None:
+        """Refuse a model that places images in another way, before any record is."""
+        try:
+            self.encode(image_record(), MediaStore("."))
+        except RecordError as error:
+            if error.stage == "positions":
+                raise ConfigError(
+                    self._records.settings.folder,
+                    got=f"model type {self.contract.model_type!r}: {error.reason} ({error.detail})",
+                    expected="positions of three dimensions: time, height and width",
+                    fix="train on padded rows: data.packing=false",
+                ) from error
 
     @property
     def pad_id(self) -> int:
