@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +201,19 @@ def test_a_processor_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> N
     error = _refusal()
     assert "librosa" in error.got
     assert "AutoProcessor.from_pretrained" in error.fix
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_code_in_the_models_folder_is_not_run(packing: bool, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(folder_of("mistral3"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "their_own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "configuration_own.py").write_text("raise SystemExit('it was run')\n")
+    with pytest.raises(ConfigError) as refused:
+        ProcessorEncoder(Request(specs=(), model=str(folder)), packing=packing)
+    assert "code is in its own folder" in str(refused.value.got)
+    assert "docs/guides/extending.md" in refused.value.fix
 
 
 def test_positions_of_three_dimensions_that_no_method_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,13 @@ def _load_config(folder: str) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if "custom code" in str(error):
+            raise ConfigError(
+                f"{folder}/config.json",
+                got="a model whose code is in its own folder or repository",
+                expected="a model that the installed transformers has: no code of models is run",
+                fix="use the version of the model for transformers, or write a family: docs/guides/extending.md",
+            ) from error
         raise ConfigError(
             f"{folder}/config.json",
             got=in_one_line(error),
