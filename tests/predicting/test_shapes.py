@@ -13,8 +13,9 @@ from published import CONFIGS, QWEN3_VL_2B, TOTALS
 
 from packtrain.core.errors import ConfigError
 from packtrain.families import tiny
+from packtrain.predicting.flops import forward_flops
 from packtrain.predicting.shapes import read_shape, shape_from_config
-from packtrain.predicting.values import ParameterCounts
+from packtrain.predicting.values import Load, ParameterCounts
 from packtrain.predicting.weights import part_of
 
 TEXT_TYPES = ("llama", "mistral", "mixtral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text")
@@ -209,6 +210,70 @@ def test_an_unknown_decoder_inside_a_known_family_is_noted() -> None:
     shape = shape_from_config(config)
     assert "the decoder 'newcomer' is not known" in shape.notes[0]
     assert shape.parameters.embedding == shape_from_config(CONFIGS["InternVL3-1B"]).parameters.embedding
+
+
+# The same mixture under the names of several models: 8 experts of 64, of which 2 see a token, and in some a shared one.
+MIXTURES = {
+    "qwen": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "deepseek": {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "ernie": {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": [64, 32]},
+    "none called so": {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64},
+    "shared": {"n_routed_experts": 7, "num_experts_per_tok": 1, "n_shared_experts": 1, "moe_intermediate_size": 64},
+}
+
+
+def _unknown(**more: Any) -> dict[str, Any]:
+    text = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512}
+    return {"model_type": "newcomer", **text, "vocab_size": 1000, **more}
+
+
+VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+VISION |= {"image_size": 56, "patch_size": 14}
+
+
+@pytest.mark.parametrize("names", MIXTURES)
+@pytest.mark.parametrize("sees", [False, True])
+def test_of_an_unknown_mixture_only_the_experts_that_see_a_token_count_as_work(names: str, sees: bool) -> None:
+    mixture = _unknown(**MIXTURES[names])
+    dense = _unknown(intermediate_size=2 * 64)
+    if sees:
+        text = {**mixture, "model_type": "newcomer_text"}
+        mixture = {"model_type": "newcomer", "text_config": text, "vision_config": VISION}
+        text = {**dense, "model_type": "newcomer_text"}
+        dense = {"model_type": "newcomer", "text_config": text, "vision_config": VISION}
+    shape, plain = shape_from_config(mixture), shape_from_config(dense)
+    assert (shape.vision is not None) == sees
+    assert (shape.language.experts, shape.language.experts_used, shape.language.intermediate) == (8, 2, 64)
+    router = 3 * 8 * 128
+    assert shape.parameters.layers == plain.parameters.layers + 3 * 6 * (3 * 128 * 64) + router
+    load = Load(tokens=100, squared_tokens=100**2, longest=100)
+    found, expected = (forward_flops(one, load).total for one in (shape, plain))
+    assert found == pytest.approx(expected + 2 * 100 * router, rel=1e-9)
+
+
+def test_layers_without_experts_are_counted_as_such() -> None:
+    shape = shape_from_config(_unknown(**MIXTURES["deepseek"], first_k_dense_replace=1))
+    whole = shape_from_config(_unknown(**MIXTURES["deepseek"]))
+    assert shape.parameters.layers == whole.parameters.layers - 8 * (3 * 128 * 64 + 128) + 3 * 128 * 512
+    assert "1 layers without experts" in shape.notes[-1]
+
+
+def test_a_size_of_none_is_none() -> None:
+    shape = shape_from_config(_unknown(head_dim=0))
+    assert shape.language.head_dim == 32
+
+
+def test_an_encoder_that_cannot_be_read_is_a_note() -> None:
+    text = {**_unknown(), "model_type": "newcomer_text"}
+    config = {"model_type": "newcomer", "text_config": text, "vision_config": {"depth": 4, "patch_size": 14}}
+    shape = shape_from_config(config)
+    assert shape.vision is None
+    assert shape.parameters.vision == 0
+    assert shape.parameters.layers == shape_from_config(_unknown()).parameters.layers
+    assert "its vision encoder is in no estimate of memory and time: config.json: vision_config" in shape.notes[1]
+    with pytest.raises(ConfigError, match="hidden_size"):  # without the decoder there is nothing to plan by
+        shape_from_config({**config, "text_config": {"model_type": "newcomer_text"}})
 
 
 def test_an_unknown_model_without_sizes_is_an_error_that_helps() -> None:

@@ -320,7 +320,7 @@ class EmptyMediaHook:
         if embeds is None or not runs:
             return None
         if self._contract.unlisted and not self._contract.small_media:
-            return None if not dist.is_initialized() or dist.get_world_size() == 1 else _refuse_ranks(self._contract)
+            return _refuse_shards(self._contract) if self._is_sharded() else None
         small = partial(
             small_image_features,
             self._parts.inner,
@@ -336,15 +336,20 @@ class EmptyMediaHook:
 
         Shards are gathered by all ranks equally often. What is whole on every rank matters for its gradients only.
         """
-        vision = self._parts.vision
-        assert vision is not None
-        parameters = [*vision.parameters(), *self._parts.projector()]
+        if self._is_sharded():
+            return self._missing
+        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self._parameters())
+        return int(trains and self._missing == len(self._pixels))
+
+    def _is_sharded(self) -> bool:
         # What the inner model holds itself has been gathered with it.
         others = (child for child in self._parts.inner.children() if child is not self._parts.language)
-        if _is_sharded((module for child in others for module in child.modules()), parameters):
-            return self._missing
-        trains = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-        return int(trains and self._missing == len(self._pixels))
+        return _is_sharded((module for child in others for module in child.modules()), self._parameters())
+
+    def _parameters(self) -> list[nn.Parameter]:
+        vision = self._parts.vision
+        assert vision is not None
+        return [*vision.parameters(), *self._parts.projector()]
 
 
 def small_image_features(
@@ -366,12 +371,12 @@ def small_image_features(
     yield from _tensors(getattr(outputs, "deepstack_features", None))
 
 
-def _refuse_ranks(contract: BatchContract) -> NoReturn:
+def _refuse_shards(contract: BatchContract) -> NoReturn:
     raise DataError(
         "a batch without media",
         got=f"model type {contract.model_type!r}, which has no get_image_features to run on every rank",
-        expected="media in every batch, or one process",
-        fix="train in one process, or on records that all have media",
+        expected="media in every batch, or weights that are whole on every rank",
+        fix="train without sharding, or on records that all have media",
     )
 
 

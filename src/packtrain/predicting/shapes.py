@@ -186,7 +186,8 @@ def _composed(model_type: str, family: Composition, config: Mapping[str, Any]) -
     kind = _decoder(kind_name)
     if kind is None:
         notes.append(f"the decoder {kind_name!r} is not known: counted as a Llama of its sizes")
-        kind = GENERIC
+        text = _usual_keys(text)
+        kind = _usual_decoder(text)
     vision = _part(config, "vision_config", family.encoder_absent)
     encoder_name = family.encoder if family.fixed else str(vision.get("model_type") or family.encoder)
     read_encoder = family.encoders.get(encoder_name) or _encoder(encoder_name)
@@ -250,13 +251,32 @@ def _part(config: Mapping[str, Any], key: str, absent: Mapping[str, Any] | None)
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
-def _usual_sizes(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without sizes of 0, which stand for none; experts say theirs under another name."""
-    sizes = {key: value for key, value in text.items() if value != 0}
-    return {"intermediate_size": sizes.get("moe_intermediate_size"), **sizes}
-
-
+# What models call their experts: how many there are, how many take each token, and how many take all of them.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+_SHARED = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+
+
+def _usual_keys(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a decoder that is not known, with its experts under their usual names; a size of 0 is none."""
+    sizes = {key: value for key, value in text.items() if value != 0}
+    inner = sizes.get("moe_intermediate_size")
+    inner = inner[0] if isinstance(inner, list | tuple) and inner else inner  # one for text, others for images
+    if inner is not None:
+        sizes = {"intermediate_size": inner, **sizes, "moe_intermediate_size": inner}
+    experts, used, shared = (
+        next((sizes[name] for name in names if isinstance(sizes.get(name), int)), 0)
+        for names in (_EXPERTS, _USED, _SHARED)
+    )
+    if experts < 2 or not used:
+        return sizes
+    counts = {"num_experts": experts + shared, "num_experts_per_tok": used + shared}
+    return {"mlp_only_layers": list(range(sizes.get("first_k_dense_replace") or 0)), **sizes, **counts}
+
+
+def _usual_decoder(text: Mapping[str, Any]) -> Decoder:
+    """How `_usual_keys` are read."""
+    return replace(GENERIC, experts="num_experts_per_tok" in text and text.get("num_experts", 1) > 1)
 
 
 def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
@@ -266,7 +286,7 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
     text = _part(config, key, config) if key else config
     decoder = _decoder(str(text.get("model_type")))
     if decoder is None:
-        missing = [name for name in _NEEDED if _usual_sizes(text).get(name) is None]
+        missing = [name for name in _NEEDED if _usual_keys(text).get(name) is None]
         if missing:
             raise ConfigError(
                 "config.json: model_type",
@@ -285,10 +305,9 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
         else:
             note += ", with a projector of two layers and no merging of patches"
             return replace(shape, notes=(note, *shape.notes))
-    text = _usual_sizes(text)
-    experts = next((text[name] for name in _EXPERTS if isinstance(text.get(name), int)), 1)
-    if decoder is None and experts > 1 and text.get("num_experts_per_tok"):
-        decoder, text = replace(GENERIC, experts=True), {**text, "num_experts": experts}
-    language, parts = read_language(decoder or GENERIC, text, f"config.json: {key}" if key else "config.json")
+    if decoder is None:
+        text = _usual_keys(text)
+        decoder = _usual_decoder(text)
+    language, parts = read_language(decoder, text, f"config.json: {key}" if key else "config.json")
     shape = _assemble(model_type, language, parts, None, None, ())
     return replace(shape, notes=(note, *filter(None, (without_encoder,)), *shape.notes))

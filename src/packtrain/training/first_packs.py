@@ -44,7 +44,7 @@ def check_first_packs(
     takes the samples of another: all of them have to run the model equally often.
     """
     packs = _first_packs(dataset, rank, world_size)
-    _raise_together(None if packs else f"nothing to check in the first {_PACKS} packs")
+    _raise_together(None if packs else f"nothing to check in the first {_PACKS} packs", unlisted=contract.unlisted)
     packing = dataset.schedule.plan.config
     patches = _most_patches(dataset.schedule.plan, packs)
     room = RowRoom(tokens=packing.packing_length, patches=patches, alignment=packing.pack_alignment)

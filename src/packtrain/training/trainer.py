@@ -99,7 +99,9 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         if args.fsdp and "state_dict_type" not in (args.fsdp_config or {}):
             args.fsdp_plugin_args["state_dict_type"] = SHARDED
         if args.ddp_find_unused_parameters is None:
-            args.ddp_find_unused_parameters = False  # the vision encoder takes part in every batch; looking costs time
+            # The vision encoder takes part in every batch, and looking costs time; unlisted models may have weights
+            # that they never use, as those of a pooling head.
+            args.ddp_find_unused_parameters = contract is not None and contract.unlisted
         use_cache = getattr(getattr(model, "config", None), "use_cache", None)
         given_loss = options.get("compute_loss_func") is not None
         super().__init__(

@@ -23,6 +23,7 @@ from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError, in_one_line
 from packtrain.core.modality import MODALITIES
+from packtrain.core.numbers import counted
 from packtrain.core.seeds import stream
 from packtrain.core.values import Media, MediaRef, Message, Record, Text
 from packtrain.delivery.encode.from_transformers import outer_shell
@@ -50,8 +51,8 @@ def complete_contract(
     model = outer_shell(settings.folder)
     taken = _parameters(model, _base(model), names=("forward",))
     image = MODALITIES["image"]
-    apart = [_outputs(real, [_image(real, number)]) for number in range(len(_SIZES))]
-    together = _outputs(real, [_image(real, number) for number in range(len(_SIZES))])
+    apart = [_outputs(real, image_record(first=number)) for number in range(len(_SIZES))]
+    together = _outputs(real, image_record(len(_SIZES)))
     names = [name for name in together if name in taken and name not in _OURS]
     joins = {name: _join(name, apart, together) for name in names}
     if image.features not in joins and not any(name.startswith(image.features) for name in joins):
@@ -86,7 +87,16 @@ def refuse_packing(contract: BatchContract, where: str) -> None:
 # ---- what the processor makes of images
 
 
-def _image(real: RealProcessor, number: int) -> Media:
+def image_record(count: int = 1, *, first: int = 0) -> Record:
+    """A short chat about images of different sizes."""
+    images = [_image(number) for number in range(first, first + count)]
+    asked = Message(role="user", parts=(*images, Text("What is this?")))
+    return Record(
+        id="joins", origin="", source="", messages=(asked, Message(role="assistant", parts=(Text("A picture."),)))
+    )
+
+
+def _image(number: int) -> Media:
     width, height = _SIZES[number]
     pixels = noise_pixels(stream(number, "joins"), height, width, 3)
     file = io.BytesIO()
@@ -94,21 +104,18 @@ def _image(real: RealProcessor, number: int) -> Media:
     return Media("image", MediaRef(name=f"image {number}", data=file.getvalue()))
 
 
-def _outputs(real: RealProcessor, images: Sequence[Media]) -> ProcessorOutputs:
+def _outputs(real: RealProcessor, record: Record) -> ProcessorOutputs:
     """A short chat about images, as the processor returns it."""
-    asked = Message(role="user", parts=(*images, Text("What is this?")))
-    record = Record(
-        id="joins", origin="", source="", messages=(asked, Message(role="assistant", parts=(Text("A picture."),)))
-    )
     try:
         return real.outputs(record, MediaStore("."))
     except ConfigError:
         raise
     except Exception as error:  # a processor may fail in any way
         reason = error.reason if isinstance(error, RecordError) else in_one_line(error)
+        images = sum(1 for _ in record.media())
         raise ConfigError(
             real.folder,
-            got=f"a processor that fails on a chat about {len(images)} images: {reason}",
+            got=f"a processor that fails on a chat about {counted(images, 'image')}: {reason}",
             expected="a processor whose chat template takes images",
             fix="try it with processor.apply_chat_template; the package that it needs may be missing",
         ) from error

@@ -53,6 +53,13 @@ def _load_config(folder: str) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if "custom code" in str(error):
+            raise ConfigError(
+                f"{folder}/config.json",
+                got="a model whose code is in its own folder or repository",
+                expected="a model that the installed transformers has: no code of models is run",
+                fix="use the version of the model for transformers, or write a family: docs/guides/extending.md",
+            ) from error
         raise ConfigError(
             f"{folder}/config.json",
             got=in_one_line(error),
@@ -249,6 +256,13 @@ class RealProcessor:
         ids = {int(i) for name in names if (i := getattr(self._config, name, None)) is not None}
         own = getattr(self._processor, names[0], None)
         return ids or ({int(own)} if isinstance(own, int) else set())
+
+    def placeholders(self) -> set[str]:
+        """The tokens that media take the place of, and what stands for them in a template."""
+        ids = self.token_ids("image") | self.token_ids("video")
+        written = (getattr(self._processor, f"{kind}_token", None) for kind in ("image", "video"))
+        found = (*self._tokenizer.convert_ids_to_tokens(sorted(ids)), *written)
+        return {token for token in found if isinstance(token, str) and token}
 
     def _patches(self, outputs: Mapping[str, Any]) -> tuple[int, int]:
         """Rows of patch embeddings that the vision encoder gets, and the most that attend to each other."""

@@ -6,12 +6,13 @@ placeholder for each medium, says which tokens carry loss; its tokens are found 
     rendered   <s> user : [IMG]                         what ? assistant : a cat </s>
     processor  <s> user : [IMG] [IMG] [BREAK] ... [END] what ? assistant : a cat </s>
 
-What stands around placeholders must be found there token by token, and only once where it carries loss; otherwise the
-record is refused.
+What carries loss must be found there token by token, and only once, with the text around it up to the next medium;
+otherwise the record is refused.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from packtrain.core.errors import ConfigError, RecordError, require
-from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Supervision
+from packtrain.core.values import Cost, Media, MediaHeader, MediaLimits, Record, Supervision, Text
 from packtrain.delivery.encode.encode import SampleEncoder, pad_id, require_as_planned
 from packtrain.delivery.encode.encoded_sample import (
     IGNORED,
@@ -32,7 +33,7 @@ from packtrain.delivery.encode.encoded_sample import (
     VisionCounts,
 )
 from packtrain.delivery.encode.from_transformers import model_contract
-from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract, refuse_packing
+from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract, image_record, refuse_packing
 from packtrain.delivery.encode.pixels import Positions
 from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
 from packtrain.families.contracts import contract_for
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Ids = np.ndarray  # (tokens,) int64
+_REWRITTEN = 4  # tokens next to a medium that may be others than in the text: some processors put spaces there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,11 +77,15 @@ class RecordProcessor:
         text_only = TextOnly(settings, MediaLimits())
         self.text = RecordEncoder(settings, text_only, loss_on=request.loss_on, add_eos=request.add_eos, typed=True)
         self._images, self._videos = self.real.token_ids("image"), self.real.token_ids("video")
+        self._placeholders = self.real.placeholders()
+        written = {self.text.tokenizer.id_of(token) for token in self._placeholders}
+        self._stand_ins = self._images | self._videos | {token for token in written if token is not None}
 
     def process(self, record: Record, store: MediaStore) -> ProcessedRecord:
         """Run the processor. RecordError where it fails or its tokens cannot be understood; OSError from reading."""
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
+        self.refuse_placeholders(record)
         try:
             outputs = self.real.outputs(record, store)
             counts = self.real.count(record, outputs)
@@ -100,6 +106,15 @@ class RecordProcessor:
             lost=any(not (kinds == kind_ids[medium.kind]).any() for medium in record.media()),
             supervision=supervision,
         )
+
+    def refuse_placeholders(self, record: Record) -> None:
+        """No text may hold them: the model would look for a medium of another sample of the batch."""
+        texts = [part.text for message in record.messages for part in message.parts if isinstance(part, Text)]
+        if any(token in text for text in (*texts, *record.beside()) for token in self._placeholders):
+            raise RecordError("template", "media placeholders in the text do not match the media", "one is in a text")
+        held = sorted({*self._images, *self._videos}.intersection(record.tokens.ids if record.tokens else ()))
+        if held:
+            raise RecordError("schema", "a media placeholder id", f"{held[0]}: use messages")
 
     def _kinds(self, record: Record, ids: Ids) -> Ids:
         """The kind of each token, by the ids that the config names."""
@@ -122,6 +137,11 @@ class RecordProcessor:
         """The labels of the processor's tokens."""
         labels = np.where(kinds == TEXT, ids, IGNORED)
         labels[:1] = IGNORED
+        if record.tokens is not None:
+            learned = np.zeros(len(ids), dtype=bool)
+            for first, end in record.tokens.supervised:
+                learned[first:end] = True
+            return np.where(learned, labels, IGNORED), Supervision()
         tokenizer, layouter = self.text.tokenizer, self.text.layouter
         layout = layouter.rendered(record)
         silent = (False,) * sum(1 for _ in record.media())
@@ -131,7 +151,7 @@ class RecordProcessor:
         encoding = tokenizer.encode(layout.text, special=layout.special)
         spans = covered_by_all(encoding, layout.supervised, after=1)
         carrying = np.array([at for first, end in spans for at in range(first, end)], dtype=np.int64)
-        places = find_tokens(np.asarray(encoding.ids), ids, self._images | self._videos, carrying)
+        places = find_tokens(np.asarray(encoding.ids), ids, self._stand_ins, carrying)
         kept = np.full(len(ids), IGNORED, dtype=np.int64)
         kept[places] = labels[places]
         return kept, supervision
@@ -145,23 +165,16 @@ def find_tokens(text: Ids, ids: Ids, media: Collection[int], wanted: Ids) -> Ids
     """
     if np.array_equal(text, ids):
         return wanted
-    inner = np.isin(text, sorted(media))
-    ends = np.flatnonzero(inner)
-    before = min(_common(text, ids), int(ends[0]) if len(ends) else len(text))
-    after = min(_common(text[::-1], ids[::-1]), len(text) - (int(ends[-1]) + 1 if len(ends) else before))
-    shift = len(ids) - len(text)
-    places = np.where(wanted < before, wanted, wanted + shift)
+    stands = np.flatnonzero(np.isin(text, sorted(media))).tolist()
+    before = min(_common(text, ids), stands[0] if stands else len(text))
+    after = min(_common(text[::-1], ids[::-1]), len(text) - (stands[-1] + 1 if stands else before))
+    places = np.where(wanted < before, wanted, wanted + len(ids) - len(text))
     between = (wanted >= before) & (wanted < len(text) - after)
-    if not between.any():
-        return places
-    found: dict[int, int] = {}
-    for at in wanted[between].tolist():
-        first = at - int(np.argmax(inner[: at + 1][::-1])) + 1 if inner[: at + 1].any() else 0
-        last = at + int(np.argmax(inner[at:])) if inner[at:].any() else len(text)
-        if first not in found:
-            found[first] = _only_place(text[first:last], ids)
-        places[wanted == at] = found[first] + at - first
-    if (np.diff(places) <= 0).any():
+    for start, end in itertools.pairwise((-1, *stands, len(text))):
+        here = between & (wanted > start) & (wanted < end)
+        if here.any():
+            places[here] = wanted[here] + _only_shift(text, ids, (start + 1, end), wanted[here])
+    if np.isin(wanted, stands).any() or (np.diff(places) <= 0).any():
         raise _lost()
     return places
 
@@ -173,15 +186,21 @@ def _common(one: Ids, other: Ids) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _only_place(part: Ids, ids: Ids) -> int:
-    """The one place of some tokens among others."""
-    if not 0 < len(part) <= len(ids):
-        raise _lost()
-    windows = np.lib.stride_tricks.sliding_window_view(ids, len(part))
-    places = np.flatnonzero((windows == part).all(1))
-    if len(places) != 1:
-        raise _lost()
-    return int(places[0])
+def _only_shift(text: Ids, ids: Ids, span: tuple[int, int], wanted: Ids) -> int:
+    """How far a span of text around some tokens was moved; what it has next to media may have been written anew."""
+    first, last = span
+    for cut in range(_REWRITTEN + 1):
+        start = min(first + cut, int(wanted[0])) if first else 0
+        end = max(last - cut, int(wanted[-1]) + 1) if last < len(text) else last
+        if end - start > len(ids):
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(ids, end - start)
+        places = np.flatnonzero((windows == text[start:end]).all(1))
+        if len(places) > 1:
+            break
+        if len(places):
+            return int(places[0]) - start
+    raise _lost()
 
 
 def _lost() -> RecordError:
@@ -206,6 +225,7 @@ class ProcessorRule:
 
     def _compute_cost(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> SupervisedCost:
         if record.tokens is not None:
+            self._records.refuse_placeholders(record)
             return self._records.text.cost(record, headers)
         try:
             sample = self._records.process(record, store)
@@ -261,6 +281,7 @@ class ProcessorEncoder:
         self._packing, self._measured_settings = packing, measured_settings
         self._records = RecordProcessor(request)
         settings = self._records.settings
+        fresh = contract is None
         if contract is None:
             known = model_contract(settings, packing=packing)
             contract = complete_contract(known, self._records.real, settings, packing=packing)
@@ -268,10 +289,25 @@ class ProcessorEncoder:
                 refuse_packing(contract, settings.folder)
         self.contract = contract
         self._positions = Positions(settings.folder, contract)
+        if fresh and packing and contract.positions == "mrope":
+            self._require_positions()
 
     def __reduce__(self) -> tuple[Any, ...]:
         again = partial(ProcessorEncoder, packing=self._packing, measured_settings=self._measured_settings)
         return partial(again, contract=self.contract), (self.request,)
+
+    def _require_positions(self) -> None:
+        """Refuse a model that places images in another way, before any record is."""
+        try:
+            self.encode(image_record(), MediaStore("."))
+        except RecordError as error:
+            if error.stage == "positions":
+                raise ConfigError(
+                    self._records.settings.folder,
+                    got=f"model type {self.contract.model_type!r}: {error.reason} ({error.detail})",
+                    expected="positions of three dimensions: time, height and width",
+                    fix="train on padded rows: data.packing=false",
+                ) from error
 
     @property
     def pad_id(self) -> int:
