@@ -77,7 +77,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 bench = typer.Typer(
-    help="Speed benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
+    help="Benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
 cache = typer.Typer(help="The cache: list, clear, verify.", no_args_is_help=True, rich_markup_mode=None)
@@ -125,6 +125,7 @@ bench.command("measure")(benchmarks.measure)
 bench.command("pack")(benchmarks.pack)
 bench.command("loader")(benchmarks.loader)
 bench.command("train")(benchmarks.train)
+bench.command("families")(benchmarks.families)
 
 
 def main() -> None:

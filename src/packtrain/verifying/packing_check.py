@@ -107,7 +107,7 @@ def short_samples(
         else:
             left_out.append(f"{kind}: the shortest sample of the first packs is too long ({len(shortest):,} tokens)")
     rest = replace(room, tokens=min(room.tokens, room.taken(chosen) + MOST_TOKENS))
-    for sample in sorted(usable, key=lambda one: (bool(one.media), len(one))):
+    for sample in sorted(usable, key=lambda one: (one.num_images + one.num_videos > 0, len(one))):
         fresh = len(chosen) < MOST_SAMPLES and all(sample is not one for one in chosen)
         if fresh and rest.holds([*chosen, sample]):
             chosen.append(sample)
