@@ -31,6 +31,7 @@ from packtrain.records.synthetic import noise_pixels, sentence
 
 LISTED_TYPE, PROVEN, TRAINS, REFUSED, FAILS, NOT_TRIED = "listed", "proven", "trains", "refused", "fails", "not tried"
 INCONCLUSIVE, NO_TEXT = "inconclusive", "no text-only chats"
+FIRST_CHECK = "the check before the first step"  # that `train` makes
 _PACKAGES = ("transformers", "torch")
 _REASON = 220  # characters
 _LONG = 1_200  # words of the longest text
@@ -184,7 +185,7 @@ def _trained(model: str, data: Path, out: Path) -> tuple[str, str]:
     try:
         losses, note = _losses(settings, out)
     except PacktrainError as error:
-        return REFUSED, _said(error)
+        return FAILS if error.where == FIRST_CHECK else REFUSED, _said(error)
     except Exception as error:  # of a model or a processor, of any kind
         return FAILS, in_one_line(error)
     if len(losses) < _STEPS or not np.isfinite(losses).all():

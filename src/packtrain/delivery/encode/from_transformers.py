@@ -31,6 +31,10 @@ KIND, VERSION = "model_config", 1
 NOT_CHECKED = (
     "whether this model can be trained on packs was not checked: that needs transformers (pip install packtrain[train])"
 )
+ON_PROOF = (
+    "packs of this model are trained only where a check on the model and the data passes; `packtrain verify` makes it "
+    "now, and padded rows (data.packing=false) need none"
+)
 _loaded: dict[str, Mapping[str, Any]] = {}  # of this process, by content
 
 
@@ -60,12 +64,18 @@ def outer_shell(folder: str) -> Any:
 
 
 def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
-    """Notes for measuring and packing: that training will refuse the model, or was not checked."""
+    """Notes for measuring and packing: what training will refuse or ask for, or that nobody has looked."""
     try:
-        model_contract(settings)
+        unlisted = model_contract(settings).unlisted
     except ConfigError as error:
-        return (f"packtrain cannot train this model: {error.got}",)
-    return () if _transformers() else (NOT_CHECKED,)
+        try:
+            model_contract(settings, packing=False)
+        except ConfigError:
+            return (f"packtrain cannot train this model: {error.got}",)
+        return (f"packtrain trains this model on padded rows only (data.packing=false): {error.got}",)
+    if not _transformers():
+        return (NOT_CHECKED,)
+    return (ON_PROOF,) if unlisted else ()
 
 
 def _transformers() -> str | None:
