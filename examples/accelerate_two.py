@@ -20,7 +20,7 @@ def main() -> None:
     dataset = MultiModalDataset(DatasetConfig(dataset_path=options.data, model=options.model, **settings))
     dataset.build()  # before the processes meet: it may take long
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # or it does not join processes on CPUs
-    ranks = {"rank": accelerator.process_index, "world": accelerator.num_processes}
+    ranks = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
     check_ranks(**ranks)
     model = load_model(options.model).to(accelerator.device).train()
     prepare_model(model)

@@ -19,7 +19,7 @@ class PackModule(lightning.LightningModule):
         self.model, self.dataset = model, dataset
 
     def train_dataloader(self) -> PackLoader:
-        ranks = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
+        ranks = {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
         check_ranks(**ranks)
         return self.dataset.loader(self.dataset.get_collator(boundaries=True), span="run", **ranks)
 

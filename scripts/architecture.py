@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ANY_MAPPING = re.compile(r"(?:dict|Mapping|MutableMapping)\[str, (?:typing\.)?Any\]")
+UNTYPED_MAPPING = re.compile(r"(?:dict|Mapping|MutableMapping)\[str, (?:typing\.)?(?:Any|object)\]")
 # The files that name one of a kind have to know it; a folder of its own counts once.
 NAMED = {"family": "internvl", "config key": "packing_drop_last", "metric": "grad_norm"}
 TRACED = """
@@ -106,6 +107,7 @@ def table(src: Path) -> list[tuple[str, str]]:
     rows = [
         ("lines / files of the package", f"{lines:,} / {len(texts)}"),
         ("`dict` or `Mapping[str, Any]` per 1,000 lines", f"{1000 * _count(ANY_MAPPING, texts) / lines:.1f}"),
+        ("the same with `object`, and by names of their own", f"{1000 * _count_untyped(texts, trees) / lines:.1f}"),
         (
             "module names used twice / public names defined twice",
             f"{sum(n > 1 for n in shared.values())} / {sum(len(found) > 1 for found in public.values())}",
@@ -121,6 +123,20 @@ def table(src: Path) -> list[tuple[str, str]]:
 
 def _count(pattern: re.Pattern[str], texts: dict[str, str]) -> int:
     return sum(len(pattern.findall(text)) for text in texts.values())
+
+
+def _count_untyped(texts: dict[str, str], trees: dict[str, ast.Module]) -> int:
+    """Mappings of anything: written out, and by a name that stands for one."""
+    aliases = {
+        target.id
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and UNTYPED_MAPPING.fullmatch(ast.unparse(node.value))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    used = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return _count(UNTYPED_MAPPING, texts) + sum(node.id in aliases and isinstance(node.ctx, ast.Load) for node in used)
 
 
 def trace(root: Path) -> list[tuple[str, str]]:

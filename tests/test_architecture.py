@@ -91,6 +91,22 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         edges = {name: ends for name, ends in edges.items() if name not in leaves}
 
 
+def test_no_folder_of_a_package_imports_itself_by_way_of_others() -> None:
+    """Of delivery for one: encode, then collate, then loader, then trainers."""
+    folders = {path.relative_to(SRC).parent.as_posix() for _, path in modules()}
+    edges: dict[str, set[str]] = {folder: set() for folder in folders if "/" in folder}
+    for _, path in modules():
+        folder = path.relative_to(SRC).parent.as_posix()
+        if folder in edges and path.name != "__init__.py":
+            named = {"/".join(name.split(".")[1:3]) for name in imports_of(path) if name.startswith("packtrain.")}
+            edges[folder] |= named & edges.keys() - {folder}
+    assert edges["delivery/loader"] >= {"delivery/collate", "delivery/encode"}
+    while edges:
+        leaves = {name for name, ends in edges.items() if not ends & edges.keys()}
+        assert leaves, f"import cycles among {edges}"
+        edges = {name: ends for name, ends in edges.items() if name not in leaves}
+
+
 def test_no_string_stands_alone() -> None:
     """A second line of a message that is no part of the expression is cut off without a word."""
     for _, path in modules():

@@ -48,7 +48,7 @@ def test_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_the_config_is_one(tmp_path: Path) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     (tmp_path / "run.yaml").write_text(text)
-    run = resolve_run(load_config(tmp_path / "run.yaml"), world=2)
+    run = resolve_run(load_config(tmp_path / "run.yaml"), world_size=2)
     assert run.notes[1:] == (), "nothing in it needs words, but how the size of a step is meant"
     assert (run.model.method, run.size.samples, run.length.epochs) == ("lora", 32, 2)
     assert run.arguments["learning_rate"] == 1e-4

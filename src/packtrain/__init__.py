@@ -1,4 +1,4 @@
-"""packtrain: measure, pack and train multimodal datasets as fast as your GPUs allow."""
+"""Sequence packing for fine-tuning vision-language and text models: measure a dataset, plan, pack, train."""
 
 from __future__ import annotations
 

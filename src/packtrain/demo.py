@@ -130,8 +130,9 @@ def run_demo(
         model=shape,
         gpu=GPU,
         gpus=GPUS,
-        baseline={"effective_batch_size": 32, "epochs": 2},
+        baseline={"effective_batch_size": 32, "num_train_epochs": 2},
         out=folder / "report",
+        overwrite=True,
     )
     _trained_here(planned.files["recommended.yaml"], shape, model)
     chosen = planned.study.simulations[planned.study.recommendation.simulation]

@@ -23,13 +23,16 @@ from rich.table import Table
 import packtrain
 from packtrain.app.doctor import _install
 from packtrain.app.measure import measure_outcome
+from packtrain.cli.config_options import GROUPS
 from packtrain.cli.measure import show_measured
 from packtrain.cli.terminal import ElapsedColumn, Terminal
 from packtrain.cli.train import PrepareBar
+from packtrain.config.data_section import MEDIA_LIMITS
 from packtrain.config.run_config import load_config
 from packtrain.config.sections import KEYS
 from packtrain.families import tiny
 from packtrain.measuring.measurement import MeasureProgress as Measuring
+from packtrain.packing.plan_builder import PackProgress
 
 RECORDS = [
     {"id": f"r{n}", "messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "Yes."}]}
@@ -66,7 +69,7 @@ def test_json_is_all_there_is_on_stdout(run: Run, data: Path, model: Path, tmp_p
 def test_people_get_a_table_and_the_next_step(run: Run, data: Path, model: Path, tmp_path: Path) -> None:
     code, out, err = run(*measure(data, model, tmp_path / "out"))
     assert (code, err) == (0, "")
-    assert "20 entries read = 20 measured + 0 in the ledger" in out
+    assert "20 records read = 20 measured + 0 skipped" in out
     assert f"next: packtrain plan {tmp_path / 'out'} " in out
     code, out, _ = run(*measure(data, model, tmp_path / "out"))
     assert "Nothing has changed" in out
@@ -172,8 +175,8 @@ def test_doctor_says_what_is_there_and_what_is_not(run: Run, monkeypatch: pytest
     code, out, err = run("doctor", "--json")
     assert (code, err) == (0, "")
     parts = {part["name"]: part for part in json.loads(out)["parts"]}
-    assert parts["Python"]["found"].startswith(platform.python_version())
-    assert parts["ray"]["found"] == ""
+    assert parts["Python"]["details"].startswith(platform.python_version())
+    assert parts["ray"]["details"] == ""
     assert {"torch", "GPUs", "driver", "flash-attn", "flex attention", "cache"} <= set(parts)
     code, out, _ = run("doctor")
     assert "[ray]'" in out, "brackets are no markup"
@@ -234,7 +237,7 @@ def test_copies_and_few_labels_are_said(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(3 * (json.dumps({"messages": turns}) + "\n"))
     out = run(*measure(tmp_path / "data.jsonl", "tiny:llama", tmp_path / "out"))[1]
     assert "2 of 3 records have the same text as another one" in out
-    assert "of all tokens carry loss (6 of" in out
+    assert "of all tokens are supervised (6 of" in out
 
 
 def test_bars_say_how_long() -> None:
@@ -535,3 +538,25 @@ def test_as_a_module_and_as_a_script() -> None:
         assert ended.stdout.startswith("packtrain 0.")
         ended = subprocess.run([*command, "measure", "nowhere"], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout) == (2, "")
+
+
+def test_help_says_what_it_is_for_and_groups_options(run: Run) -> None:
+    for words in ("sequence packing", "fine-tuning"):
+        assert words in run("--help")[1].lower()
+        assert words in str(packtrain.__doc__).lower()
+    assert "train [OPTIONS] [CONFIG] [OVERRIDES]..." in run("train", "--help")[1]
+    page = run("measure", "--help")[1]
+    assert "measure [OPTIONS] DATA" in page
+    headings = re.findall(r"^(\w[\w ]*):$", page, re.M)
+    assert headings == ["Arguments", "Options", "Data", "Schema and text", "Media", "Filters", "Run"]
+    assert page.partition("Options:")[2].partition("\nData:")[0].count("\n  -") == 4, (
+        "model, output, JSON and help: all others are in a group"
+    )
+    assert {name for names in GROUPS.values() for name in names} <= {*KEYS, *MEDIA_LIMITS}
+
+
+def test_padded_batches_are_planned_not_packed(capsys: pytest.CaptureFixture[str]) -> None:
+    for padded in (False, True):
+        with PrepareBar(quiet=False, console=Terminal(file=sys.stdout, force_terminal=False)) as bar:
+            bar.update(PackProgress(0, 1, 2, 4, padded))
+        assert ("packing" in capsys.readouterr().out) is not padded

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from packtrain import DatasetConfig, MultiModalDataset, MultiModalIterableDataset
 from packtrain.config.dataset_config import LONGEST_DEFAULT
 from packtrain.core.errors import ConfigError, DataError, DriftError
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
+from packtrain.packing.schedule import EMPTY_PACK
 
 SAMPLES, SHARDS = 36, 6
 QUICK = {"workers": 1, "check": 0}
@@ -346,7 +347,7 @@ def test_a_worker_knows_its_rank_and_where_to_begin(
     )  # as a process group says
     dataset = built(MultiModalIterableDataset, config(lines, cache))
     dataset.load_state_dict({**dataset.state_dict(), "epoch": 1, "next_pack": 6})
-    ours = mapped.loader(rank=1, world=2)
+    ours = mapped.loader(rank=1, world_size=2)
     ours.load_state_dict(dataset.state_dict())
     spawned = DataLoader(
         dataset, batch_size=1, collate_fn=dataset.get_collator(), num_workers=1, multiprocessing_context="spawn"

@@ -15,12 +15,13 @@ import pytest
 from commands import Run
 from PIL import Image
 
-from packtrain.app.inspect_batch import BatchToken, InspectedBatch, inspect_batch
+from packtrain.app.inspect_batch import inspect_batch
 from packtrain.app.inspect_plan import open_plan
 from packtrain.app.measure import measure
 from packtrain.app.pack import pack
 from packtrain.cli.inspect import quote, show_batch
 from packtrain.cli.terminal import Terminal
+from packtrain.delivery.batch_contents import BatchToken, InspectedBatch
 from packtrain.packing.packing_config import PackingConfig
 
 SIZES = {"a.png": (300, 200), "b.png": (64, 160)}

@@ -22,19 +22,19 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
-from packtrain.packing.schedule import EMPTY, Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 
 LAYOUTS = [
-    {"world": 1, "rows_per_batch": 1, "balance": "sorted"},
-    {"world": 3, "rows_per_batch": 1, "balance": "strict"},
-    {"world": 2, "rows_per_batch": 3, "balance": "random"},
+    {"world_size": 1, "rows_per_batch": 1, "balance": "sorted"},
+    {"world_size": 3, "rows_per_batch": 1, "balance": "strict"},
+    {"world_size": 2, "rows_per_batch": 3, "balance": "random"},
 ]
 
 
 def write_run(folder: Path, plan: Path, **about: Any) -> Path:
     """A run folder with what is needed to know its steps."""
     facts = {"model": "m", "mode": "packed", "plan": str(plan), "packs_per_step": 5, "seed": 11, **about}
-    write_json(folder / "run.json", "run", 1, {"world": 1, "rows_per_batch": 1, "balance": "sorted", **facts})
+    write_json(folder / "run.json", "run", 1, {"world_size": 1, "rows_per_batch": 1, "balance": "sorted", **facts})
     step = {"kind": "step", "step": 2, "samples_seen": 30, "loss": 1.25, "step_seconds": 0.5, "mfu": None}
     warning = {"kind": "warning", "step": 2, "warning": "loss_spike", "message": "a spike", "advice": "look"}
     lines = [{"kind": "metrics", "version": 1}, step, warning, {**step, "step": 3, "loss": "NaN"}]
@@ -56,11 +56,11 @@ def test_packs_of_a_step_are_those_that_ranks_get(tmp_path: Path, made: tuple[Pa
     run = write_run(tmp_path / "run", made[1], **layout)
     schedule = Schedule(PackPlan.load(made[1]), packs_per_step=5, seed=11, balance=layout["balance"])
     dealt: dict[tuple[int, int], set[tuple[int, int, int]]] = {}
-    for rank in range(layout["world"]):
-        sampler = PackSampler(schedule, rank, layout["world"], span="run", rows_per_batch=layout["rows_per_batch"])
+    for rank in range(layout["world_size"]):
+        sampler = PackSampler(schedule, rank, layout["world_size"], span="run", rows_per_batch=layout["rows_per_batch"])
         for keys in sampler:
             for key in keys:
-                if key.pack != EMPTY:
+                if key.pack != EMPTY_PACK:
                     dealt.setdefault((key.epoch, key.step), set()).add((key.micro_batch, rank, key.pack))
     assert len(dealt) == schedule.num_steps() > 4
     seen = 0

@@ -940,6 +940,6 @@ def test_examples_are_in_our_own_form(path: Path) -> None:
     """They load and resolve without a note about another system's name, and say only what is not the default."""
     found = load_config(path)
     assert found.notes == ()
-    run = resolve_run(found, world=4)
+    run = resolve_run(found, world_size=4)
     assert run.data.dataset_path
     assert yaml.safe_load(path.read_text()).keys() <= {"model", "data", "training", "report", "extends"}

@@ -177,14 +177,19 @@ def test_grouping_saves_padding_and_biases_steps(lines: Path, cache: Path) -> No
     assert found[True][1] > 1.3 * found[False][1], "and steps differ more from each other than random ones do"
 
 
-@pytest.mark.parametrize(("world", "rows", "size"), [(1, 4, 12), (2, 3, 10), (3, 2, 7), (1, 1, 5)])
+@pytest.mark.parametrize(("world_size", "rows", "size"), [(1, 4, 12), (2, 3, 10), (3, 2, 7), (1, 1, 5)])
 def test_the_padding_of_a_schedule_is_that_of_its_batches(
-    lines: Path, cache: Path, world: int, rows: int, size: int
+    lines: Path, cache: Path, world_size: int, rows: int, size: int
 ) -> None:
     dataset = built(config(lines, cache, rows_per_batch=rows, packs_per_step=size))
-    batches = [batch for rank in range(world) for batch in dataset.loader(rank=rank, world=world) if batch.info.samples]
+    batches = [
+        batch
+        for rank in range(world_size)
+        for batch in dataset.loader(rank=rank, world_size=world_size)
+        if batch.info.samples
+    ]
     padding, tokens = (sum(getattr(batch.info, name) for batch in batches) for name in ("padding", "tokens"))
-    assert dataset.schedule.padding_share(rows, world=world) == pytest.approx(padding / (padding + tokens))
+    assert dataset.schedule.padding_share(rows, world_size=world_size) == pytest.approx(padding / (padding + tokens))
 
 
 # ---- messages without loss

@@ -78,7 +78,7 @@ def test_people_get_the_verdict_and_the_next_steps(
     assert recommended["verdict"] in out
     assert "on 1 x h200, torch.compile" in out
     assert "Without packing, default settings first" in out
-    assert "today" not in out, "nobody said what they train with"
+    assert "your current run" not in out, "nobody said what they train with"
     for title in ("packs/", "idle", "packed", "dropped"):
         assert title in out
     assert f"next: open {tmp_path / 'r' / 'report.html'}" in out
@@ -95,7 +95,7 @@ def test_people_get_the_verdict_and_the_next_steps(
 
 def test_what_is_recommended_is_a_config(costs: CostTable, shape: Path, tmp_path: Path) -> None:
     """It loads without a note, and a study of it comes to the same end: its steps are counted in samples."""
-    baseline = {"effective_batch_size": 64, "epochs": 2, "learning_rate": 1e-5}
+    baseline = {"effective_batch_size": 64, "num_train_epochs": 2, "learning_rate": 1e-5}
     first = plan(
         costs, model=str(shape), out=tmp_path / "a", gpus=2, gpu="h100", lengths=(4096, 8192), baseline=baseline, seed=5
     )
@@ -201,7 +201,10 @@ class TestThePlace:
         assert (tmp_path / "mine").read_text() == "mine"
         (tmp_path / "mine").unlink()
         written = files(tmp_path)
-        plan(costs, model=str(shape), out=tmp_path, **ONCE)
+        with pytest.raises(ConfigError, match=r"a study .*[\s\S]*--overwrite"):
+            plan(costs, model=str(shape), out=tmp_path, **ONCE)
+        assert files(tmp_path) == written
+        plan(costs, model=str(shape), out=tmp_path, overwrite=True, **ONCE)
         assert files(tmp_path) == written, "the same study, the same bytes"
 
 
@@ -229,9 +232,13 @@ class TestTheConfig:
         )
         setup, baseline = made.study.setup, made.study.baseline
         assert (setup.method, setup.lora_rank, setup.train_vision, setup.gpus) == ("lora", 8, False, 2)
-        assert (setup.sharding, setup.optimizer, setup.attention) == ("fsdp", "adamw_8bit", "varlen")
+        assert (setup.sharding, setup.optimizer, setup.attn_implementation) == ("fsdp", "adamw_8bit", "varlen")
         assert setup.gradient_checkpointing is False
-        assert (baseline.per_device_batch_size, baseline.effective_batch_size, baseline.epochs) == (4, 64, 2)
+        assert (baseline.per_device_train_batch_size, baseline.effective_batch_size, baseline.num_train_epochs) == (
+            4,
+            64,
+            2,
+        )
         assert (baseline.eval_steps, baseline.logging_steps) == (None, 10), "a share of all steps is proposed again"
         assert (baseline.warmup_ratio, baseline.warmup_steps) == (0.05, None)
         assert baseline.learning_rate == 1e-4
@@ -285,7 +292,7 @@ class TestTheConfig:
             ("model: {method: LoRA}", "lora"),
             ("training: {effective_batch_size: 10, gradient_accumulation_steps: 3}", "numbers that agree"),
             ("training: {learning_rate: 3}", "learning_rate"),
-            ("training: {num_train_epochs: 0}", "epochs"),
+            ("training: {num_train_epochs: 0}", "num_train_epochs"),
             ("data: {max_imagse_per_pack: 3}", "did you mean 'max_images_per_pack'?"),
         ],
     )
@@ -335,12 +342,12 @@ class TestTheConfig:
         text = f"{mark}data: {written}\ntraining: {{{sizes}}}\n"
         baseline = planned(costs, shape, tmp_path, text, gpus=2).study.baseline
         own = [f"data.dataset_path={tmp_path}/x.jsonl", f"model.model_name_or_path={shape}"]
-        trained = resolve_run(load_config(tmp_path / "run.yaml"), world=2, overrides=own)
+        trained = resolve_run(load_config(tmp_path / "run.yaml"), world_size=2, overrides=own)
         assert baseline.today == (trained.mode == "padded")
         assert trained.mode == ("packed" if (packs or "true" in written) and "false" not in written else "padded")
         assert baseline.effective_batch_size == trained.size.samples
         if baseline.today:
-            assert baseline.per_device_batch_size == trained.data.rows_per_batch
+            assert baseline.per_device_train_batch_size == trained.data.rows_per_batch
 
     def test_what_is_cut_is_said(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         made = planned(costs, shape, tmp_path, "data: {cutoff_len: 1000, packing_length: 4096}\n")
@@ -351,7 +358,7 @@ class TestTheConfig:
     def test_names_that_are_not_settings(self, costs: CostTable, shape: Path, tmp_path: Path) -> None:
         for given in (
             {"setup": {"methd": "lora"}},
-            {"baseline": {"epoch": 2}},
+            {"baseline": {"num_train_epoch": 2}},
             {"limits": {"max_image_per_pack": [3]}},
         ):
             with pytest.raises(ConfigError, match="did you mean"):

@@ -43,33 +43,34 @@ def recommended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Simulat
     )
     assert made.study.recommendation.packing
     assert wanted(made.files["recommended.yaml"]) == pytest.approx(24, rel=0.1)
+    assert "warmup_ratio" not in made.study.recommendation.config["training"], "none was set"
     return made.files["recommended.yaml"], made.study.simulations[made.study.recommendation.simulation]
 
 
-def numbers(config: Path, cache: Path, world: int, *overrides: str) -> RunNumbers:
+def numbers(config: Path, cache: Path, world_size: int, *overrides: str) -> RunNumbers:
     """Everything that follows from a config, without training."""
     said = (*overrides, f"data.cache_dir={cache}", "training.use_cpu=true")
-    return prepare(resolve_run(load_config(config), world=world, overrides=said)).numbers
+    return prepare(resolve_run(load_config(config), world_size=world_size, overrides=said)).numbers
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world_size", WORLDS)
 def test_a_step_keeps_its_samples(
-    recommended: tuple[Path, Simulation], tmp_path_factory: pytest.TempPathFactory, world: int
+    recommended: tuple[Path, Simulation], tmp_path_factory: pytest.TempPathFactory, world_size: int
 ) -> None:
     config, planned = recommended
     cache = tmp_path_factory.getbasetemp() / "recommended-cache"
-    packed = numbers(config, cache, world)
+    packed = numbers(config, cache, world_size)
     assert packed.mode == "packed"
     assert packed.samples_per_pack > 2, "something is packed"
     assert packed.samples_per_pack == pytest.approx(planned.samples_per_pack)
     rounding = max(packed.samples_per_pack / 2, 0.1 * wanted(config))
     assert packed.samples_per_step == pytest.approx(wanted(config), abs=rounding)
-    if world == 2:
+    if world_size == 2:
         assert packed.packs_per_step == planned.packs_per_step, "what was recommended for two GPUs"
-    padded = numbers(config, cache, world, "data.packing=false")
+    padded = numbers(config, cache, world_size, "data.packing=false")
     assert (padded.mode, padded.samples_per_step) == ("padded", wanted(config))
     assert padded.rows_per_batch > 1, "batches as usual, not of one row as packs are"
-    alike = numbers(config, cache, world, "data.packing=false", "data.pad_packs=true")
+    alike = numbers(config, cache, world_size, "data.packing=false", "data.pad_packs=true")
     assert (alike.mode, alike.packs_per_step, alike.steps) == ("padded", packed.packs_per_step, packed.steps)
 
 
@@ -90,8 +91,8 @@ def test_the_samples_of_a_step_are_printed(
 @pytest.mark.parametrize("per_pack", [1.0, 3.7, 14.2, 90.0])
 def test_more_processes_do_not_make_larger_steps(samples: int, per_pack: float) -> None:
     """To a whole pack, or to a tenth where all processes then have as many."""
-    for world in (1, 2, 3, 4, 8, 64):
-        packs = StepSize(packs=None, samples=samples).packs_for(per_pack, world)
+    for world_size in (1, 2, 3, 4, 8, 64):
+        packs = StepSize(packs=None, samples=samples).packs_for(per_pack, world_size)
         assert packs >= 1
         apart = abs(packs * per_pack - samples)
-        assert apart <= max(per_pack / 2, 0.1 * samples) or packs == 1, (world, packs)
+        assert apart <= max(per_pack / 2, 0.1 * samples) or packs == 1, (world_size, packs)

@@ -13,8 +13,8 @@ from made_runs_data import write_config
 
 from packtrain import DatasetConfig, MultiModalDataset, step_tokens
 from packtrain.app.measure import measure
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
 from packtrain.packing.pack_plan import PackPlan
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.runs.metrics_log import read_metrics
 
 SAMPLES, LENGTH = 40, 32  # tokens, which few of the chats fit
@@ -113,7 +113,7 @@ def test_step_tokens_are_the_labels_in_the_batches_of_all_ranks(
     said: dict[int, set[int]] = {}
     packs = []
     for rank in range(2):
-        for batch in dataset.loader(rank=rank, world=2, span="run"):
+        for batch in dataset.loader(rank=rank, world_size=2, span="run"):
             key = batch.info.keys[0]
             packs.append(key.pack)
             there[key.step] += int((batch["labels"][..., 1:] != -100).sum())

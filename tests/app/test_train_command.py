@@ -29,7 +29,7 @@ from packtrain.app.train.resolve import resolve_run
 from packtrain.cli.train import _what_is_lost
 from packtrain.config.run_config import RunConfig, load_config
 from packtrain.families.model_folder import resolve_model
-from packtrain.runs.run_folder import RunFacts, RunFolder, RunOutcome, origin
+from packtrain.runs.run_folder import Origin, RunFacts, RunFolder, RunOutcome, origin
 from packtrain.runs.run_summary import summarise_run
 from packtrain.runs.training_run import read_run
 
@@ -301,14 +301,24 @@ class TestRun:
         later = sum(step["tokens"] for step in steps[1:]) / sum(step["step_seconds"] for step in steps[1:])
         assert said["outcome"]["tokens_per_second"] == page.tokens_per_second == pytest.approx(later)
         facts = facts_of(folder)
-        names = ("plan", "packs_per_step", "seed", "balance", "world", "rows_per_batch", "model", "mode", "derived")
+        names = (
+            "plan",
+            "packs_per_step",
+            "seed",
+            "balance",
+            "world_size",
+            "rows_per_batch",
+            "model",
+            "mode",
+            "derived",
+        )
         assert all(name in facts for name in (*names, "outcome", "versions", "fingerprints"))
         assert facts["derived"]["steps"] == 3
         assert facts["origin"] == {"seed": 0}, "tiny weights are drawn from it"
-        assert origin(str(folder / "final"), 0) == {
-            **{"run": str(folder), "weights": "final", "model": "tiny:llama"},
-            **{"step": 3, "samples_seen": steps[-1]["samples_seen"]},
-        }
+        seen = steps[-1]["samples_seen"]
+        assert origin(str(folder / "final"), 0) == Origin(
+            run=str(folder), weights="final", model="tiny:llama", step=3, samples_seen=seen
+        )
         assert origin(str(tmp_path), 0) is None
         assert facts["derived"]["course"]["rates"] == {"language": 1e-2}
         assert facts["command"]
@@ -320,7 +330,10 @@ class TestRun:
         AutoTokenizer.from_pretrained(folder / "final")
         _, head, card = (folder / "final" / "README.md").read_text().split("---\n", 2)
         assert yaml.safe_load(head)["library_name"] == "transformers"
-        for words in ("`tiny:llama`, fine-tuned on `train.jsonl`", "| Evaluation loss |", "transformers 5"):
+        for words in (
+            *("`tiny:llama`, fine-tuned on `train.jsonl`", "| Evaluation loss |", "transformers 5"),
+            *("| Final loss |", "(mean of the last "),
+        ):
             assert words in card
         assert str(tmp_path) not in card, "where data lie is nobody's business"
         code, _, err = run("train", config)
@@ -542,7 +555,7 @@ class TestRun:
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count("packed training into") == 1, "only the first process prints"
         facts = facts_of(tmp_path / "out")
-        assert (facts["world"], facts["outcome"]["status"]) == (2, "complete")
+        assert (facts["world_size"], facts["outcome"]["status"]) == (2, "complete")
         assert facts["packs_per_step"] % 2 == 0
         assert [step["step"] for step in steps_of(tmp_path / "out")] == [1, 2, 3]
 

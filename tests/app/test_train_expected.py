@@ -21,10 +21,10 @@ from packtrain.app.train.forecast import (
 )
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
-from packtrain.app.train.trainer_arguments import accepted_arguments, make_arguments, make_course
+from packtrain.app.train.trainer_arguments import accepted_arguments, course_notes, make_arguments, make_course
 from packtrain.config.run_config import RunConfig, with_overrides
 from packtrain.core.errors import ConfigError
-from packtrain.packing.schedule import EMPTY
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.host_memory import PROCESS_BYTES
 from packtrain.predicting.memory import estimate_memory
 from packtrain.records.synthetic import write_dataset
@@ -53,7 +53,7 @@ def made(folder: Path, *overrides: str) -> Prepared:
     data = {"dataset_path": str(write_dataset(folder, pictures=24)), "packing_length": 1024, "max_failure_rate": 0.5}
     training = {"output_dir": str(folder / "run")}
     config = RunConfig.of({"model": {"model_name_or_path": "tiny:qwen3_vl"}, "data": data, "training": training})
-    return prepare(resolve_run(config, world=1, overrides=overrides))
+    return prepare(resolve_run(config, world_size=1, overrides=overrides))
 
 
 def on(prepared: Prepared, *, compiled: bool, memory: int | None = None) -> ModelPrediction:
@@ -125,9 +125,11 @@ def test_a_disk_that_is_too_small_is_said(small: Prepared, monkeypatch: pytest.M
 def test_what_lies_beyond_the_end_is_said(given: str, words: str) -> None:
     run = resolve_run(load_config_of(given))
     args = accepted_arguments({**run.arguments, "output_dir": "none", "use_cpu": True}, given=())
-    course = make_course(args, run, steps=9, epochs=run.length.epochs or 1.0, trained=[], dtype="float32")
-    assert words in " ".join(course.notes)
-    assert len(course.notes) == bool(words)
+    epochs = run.length.epochs or 1.0
+    course = make_course(args, run, steps=9, epochs=epochs, trained=[], dtype="float32")
+    notes = course_notes(args, run, steps=9, epochs=epochs)
+    assert words in " ".join(notes)
+    assert len(notes) == bool(words)
     saved = {"save_steps=2": "every 2 steps and at the end", "save_delay_steps=10": "none (save_delay_steps: 10)"}
     assert course.saves.startswith(saved.get(given.split()[0], "one, at the end"))
 
@@ -148,10 +150,10 @@ def test_compiled_rows_are_as_long_as_packs_may_be(small: Prepared) -> None:
 @pytest.mark.parametrize("steps", [7])
 def test_batches_are_those_that_processes_get(padded: Prepared) -> None:
     schedule = padded.dataset.schedule
-    for world, epoch in product((1, 2), (0, 1)):
+    for world_size, epoch in product((1, 2), (0, 1)):
         steps = range(schedule.num_steps(epoch))
-        places = np.concatenate([schedule.micro_batches(epoch, step, world, rows_per_batch=3) for step in steps])
-        real = {frozenset(batch[batch != EMPTY].tolist()) for batch in places.reshape(-1, 3)} - {frozenset()}
+        places = np.concatenate([schedule.micro_batches(epoch, step, world_size, rows_per_batch=3) for step in steps])
+        real = {frozenset(batch[batch != EMPTY_PACK].tolist()) for batch in places.reshape(-1, 3)} - {frozenset()}
         order, starts = batch_rows(schedule, 3, epoch)
         assert {frozenset(batch.tolist()) for batch in np.split(order, starts[1:])} == real
 

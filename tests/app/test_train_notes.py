@@ -12,6 +12,7 @@ from packtrain.app.measure import measure_outcome
 from packtrain.app.train.prepare import Prepared, prepare
 from packtrain.app.train.resolve import resolve_run
 from packtrain.config.run_config import load_config
+from packtrain.core.errors import DataError
 from packtrain.core.numbers import percent
 from packtrain.families import tiny
 from packtrain.measuring.measure_summary import data_notes
@@ -29,6 +30,23 @@ def prepared(config: Path, *overrides: str) -> Prepared:
 
 def said(found: Prepared, words: str) -> list[str]:
     return [note for note in found.run.notes if words in note]
+
+
+def test_a_stream_of_samples_that_fit_no_pack(config: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        prepared(config, "data.online=true", "training.max_steps=2", "data.packing_length=8")
+    assert re.search(r"no usable sample in the first 32 packs: 40 x pack: fits no pack \(such as ", str(caught.value))
+    assert "tokens, packing_length 8" in str(caught.value)
+    assert "packtrain measure" not in str(caught.value)
+
+
+def test_a_length_that_fits_no_sample_is_named(config: Path) -> None:
+    with pytest.raises(DataError, match=r"^data\.packing_length\n") as caught:
+        prepared(config, "data.packing_length=8")
+    length = re.search(r"use data\.packing_length (\d+) or more", str(caught.value))
+    assert length is not None
+    assert prepared(config, f"data.packing_length={length[1]}").numbers.too_large == 0
+    assert prepared(config, f"data.packing_length={int(length[1]) - 1}").numbers.too_large == 1
 
 
 def test_samples_that_fit_no_pack_are_counted_and_said(config: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_rank_with_other_packs_is_named() -> None:
 
 def test_the_run_asks_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    prepared = prepare(resolve_run(load_config(write_config(tmp_path)), world=1))
+    prepared = prepare(resolve_run(load_config(write_config(tmp_path)), world_size=1))
     resume.check_same_data(prepared)
     monkeypatch.setattr(agreement, "gather_values", lambda mine: [mine, {**mine, "tokens": mine["tokens"] + 1}])
     with pytest.raises(DataError, match="rank 1"):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from packtrain.app.train.resolve import ResolvedRun, resolve_run, resolved_sections
 from packtrain.config import arguments as config_arguments
 from packtrain.config import setup as config_setup
 from packtrain.config.run_config import RunConfig, load_config, with_overrides
+from packtrain.config.sections import SECTIONS
 from packtrain.config.setup import MULTIMODAL, OPTIMIZERS, WITH_MASTERS, training_setup
 from packtrain.config.steps import RunLength, StepSize
 from packtrain.core.errors import ConfigError
@@ -29,13 +32,13 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "find_spec", found.__getitem__)
 
 
-def resolved(*overrides: str, world: int = 1, **options: Any) -> ResolvedRun:
-    return resolve_run(BASE, world=world, overrides=overrides, **options)
+def resolved(*overrides: str, world_size: int = 1, **options: Any) -> ResolvedRun:
+    return resolve_run(BASE, world_size=world_size, overrides=overrides, **options)
 
 
-def problems(*overrides: str, world: int = 1) -> str:
+def problems(*overrides: str, world_size: int = 1) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolved(*overrides, world=world)
+        resolved(*overrides, world_size=world_size)
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -43,9 +46,9 @@ def problems(*overrides: str, world: int = 1) -> str:
 class TestSteps:
     def test_packs_of_a_step(self) -> None:
         assert resolved("packs_per_step=12").size == StepSize(packs=12, samples=None)
-        assert resolved(world=4).size == StepSize(packs=4, samples=None), "one pack for each process"
+        assert resolved(world_size=4).size == StepSize(packs=4, samples=None), "one pack for each process"
         both = ("per_device_train_batch_size=2", "gradient_accumulation_steps=3", "effective_batch_unit=packs")
-        assert resolved(*both, world=2).size == StepSize(packs=12, samples=None)
+        assert resolved(*both, world_size=2).size == StepSize(packs=12, samples=None)
 
     @pytest.mark.parametrize(
         ("given", "samples"),
@@ -60,19 +63,20 @@ class TestSteps:
     )
     def test_samples_of_a_step_are_the_same_packed_and_padded(self, given: tuple[str, ...], samples: int) -> None:
         """However they are said; packs are only counted where packs are asked for."""
-        packed, padded = resolved(*given, world=2), resolved(*given, "packing=false", world=2)
+        packed, padded = resolved(*given, world_size=2), resolved(*given, "packing=false", world_size=2)
         assert packed.size == StepSize(packs=None, samples=samples)
         assert padded.size == StepSize(packs=samples, samples=samples)
-        assert any("is in samples, packed or not" in note for note in packed.notes)
+        derived = "effective_batch_size=24" not in given
+        assert any("is in samples, packed or not" in note for note in packed.notes) == derived
 
     def test_samples_of_a_step_are_counted_in_packs_later(self) -> None:
-        found = resolved("effective_batch_size=128", world=4)
+        found = resolved("effective_batch_size=128", world_size=4)
         assert found.size == StepSize(packs=None, samples=128)
         for per_pack, packs in ((15.3, 8), (14.0, 9)):
             counted = found.counted(samples_per_pack=per_pack, packs_per_epoch=100)
             assert counted.data.packs_per_step == packs, "shared evenly where that moves the samples by less than 10 %"
-        assert any("is in samples" in note for note in found.notes), "elsewhere the same key counts packs"
-        packs = resolved("effective_batch_size=12", "effective_batch_unit=packs", world=4)
+        assert not any("is in samples" in note for note in found.notes), "the key says so itself"
+        packs = resolved("effective_batch_size=12", "effective_batch_unit=packs", world_size=4)
         assert packs.size == StepSize(packs=12, samples=None)
 
     def test_a_step_has_at_least_one_pack(self) -> None:
@@ -89,7 +93,7 @@ class TestSteps:
         ],
     )
     def test_padded_steps_count_samples(self, given: tuple[str, ...], rows: int, samples: int) -> None:
-        found = resolved("packing=false", *given, world=2)
+        found = resolved("packing=false", *given, world_size=2)
         assert (found.mode, found.data.rows_per_batch, found.data.packs_per_step) == ("padded", rows, samples)
         assert found.counted(samples_per_pack=1.0, packs_per_epoch=64).data.packs_per_step == samples
 
@@ -154,7 +158,7 @@ class TestContradictions:
                     "per_device_train_batch_size=3",
                     "gradient_accumulation_steps=2",
                 ),
-                "3 x 2 micro-batches x 1 processes are 6",
+                "3 x 2 micro-batches x 1 process are 6",
             ),
             (("packing=false", "packs_per_step=3"), "a step counted in packs, and packing: false"),
             (("packing=false", "effective_batch_unit=packs", "effective_batch_size=4"), "a step counted in packs"),
@@ -204,6 +208,13 @@ class TestContradictions:
     def test_is_named(self, given: tuple[str, ...], words: str) -> None:
         assert words in problems(*given)
 
+    def test_the_command_line_is_named_where_it_is_wrong(self) -> None:
+        assert problems("model.method=qlorra").startswith("command line")
+        wrong = BASE.sections()
+        wrong["model"]["method"] = "qlorra"
+        with pytest.raises(ConfigError, match=r"^config run"):
+            resolve_run(RunConfig.of(wrong), overrides=["training.learning_rate=1e-5"])
+
     def test_all_at_once(self) -> None:
         said = problems("packs_per_step=3", "effective_batch_size=8", "resume_from_checkpoint=x", "deepspeed=x")
         assert all(words in said for words in ("packs_per_step 3", "use --resume", "deepspeed is not installed"))
@@ -226,7 +237,7 @@ class TestContradictions:
     @pytest.mark.parametrize("given", ["deepspeed=zero2", "sharding=zero2", "sharding=zero3"])
     def test_stages_run_as_fsdp_where_deepspeed_cannot(self, given: str) -> None:
         """Its third stage also where it is installed: models are loaded whole."""
-        found = resolved(given, world=2)
+        found = resolved(given, world_size=2)
         assert (found.setup.sharding, found.arguments["fsdp"]) == ("fsdp", "full_shard")
         assert "deepspeed" not in found.arguments
         assert any("runs as sharding: fsdp" in note for note in found.notes)
@@ -251,7 +262,7 @@ class TestArguments:
     def test_the_data_of_evaluation(self) -> None:
         given = ("eval_path=b.jsonl", "max_eval_samples=9", "per_device_eval_batch_size=3")
         given += ("packing_drop_last=true", "max_packs=2")
-        packed, padded = resolved(*given, world=2).evaluation, resolved(*given, "eval_packing=false").evaluation
+        packed, padded = resolved(*given, world_size=2).evaluation, resolved(*given, "eval_packing=false").evaluation
         assert packed is not None
         assert padded is not None
         assert (packed.max_samples, packed.shuffle, packed.packing, packed.packs_per_step) == (9, False, True, 2)
@@ -267,17 +278,17 @@ class TestArguments:
 
     def test_sharding(self) -> None:
         assert "fsdp" not in resolved("sharding=fsdp").arguments
-        found = resolved("sharding=fsdp", world=2)
+        found = resolved("sharding=fsdp", world_size=2)
         assert (found.arguments["fsdp"], found.arguments["fsdp_config"]) == ("full_shard", {"version": 2})
         assert (found.setup.sharding, found.setup.gpus) == ("fsdp", 2)
 
     def test_sharding_with_four_bits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(config_arguments, "find_spec", lambda _: object())
         given = ("method=qlora", "sharding=fsdp")
-        assert any("4-bit weights are not sharded" in note for note in resolved(*given, world=2).notes)
+        assert any("4-bit weights are not sharded" in note for note in resolved(*given, world_size=2).notes)
         resolved(*given, "merge_adapters=true")  # alone nothing is sharded
         with pytest.raises(ConfigError, match="save the adapters, and merge them into the base model"):
-            resolved(*given, "merge_adapters=true", world=2)
+            resolved(*given, "merge_adapters=true", world_size=2)
 
     def test_measuring(self) -> None:
         given = ("max_images_per_example=4", "max_sample_length=900", "add_eos=true", "formatting_func=my:chat")
@@ -336,7 +347,7 @@ class TestModel:
             "loss_chunk=64",
         )
         found = resolved(
-            *given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32", world=2
+            *given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32", world_size=2
         ).setup
         config = with_overrides(
             BASE, (*given, "optimizer=paged_adamw_8bit", "attn_implementation=sdpa", "dtype=float32")
@@ -344,7 +355,7 @@ class TestModel:
         assert found == training_setup(config, gpus=2)
         names = ("method", "lora_rank", "train_vision", "gradient_checkpointing", "vision_checkpointing", "loss_chunk")
         assert [getattr(found, name) for name in names] == ["lora", 8, False, False, True, 64]
-        assert (found.optimizer, found.attention, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
+        assert (found.optimizer, found.attn_implementation, found.weights_dtype) == ("adamw_8bit", "sdpa", "fp32")
 
     def test_loss_scaling_is_for_fp32_weights(self) -> None:
         assert (resolved().model.dtype, resolved("fp16=true").model.dtype) == ("auto", "fp32")
@@ -409,7 +420,7 @@ class TestResolvedConfig:
         assert again.counted(samples_per_pack=4.0, packs_per_epoch=30).data == run.data
         assert (again.model.method, again.step, again.setup) == (run.model.method, run.step, run.setup)
         assert (again.length, again.arguments, again.evaluation) == (run.length, run.arguments, run.evaluation)
-        other = resolve_run(load_config(tmp_path / "run.yaml"), world=2)
+        other = resolve_run(load_config(tmp_path / "run.yaml"), world_size=2)
         assert other.counted(samples_per_pack=4.0, packs_per_epoch=30).data == run.data, "on any number of processes"
 
     def test_paths_that_exist_become_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,3 +431,22 @@ class TestResolvedConfig:
 
     def test_a_trial_has_a_cache_of_its_own(self) -> None:
         assert resolved(max_samples=10).data.measured_by() != resolved().data.measured_by()
+
+
+def test_documented_defaults_are_those_of_a_run() -> None:
+    """Of every key that says its default: in the reference, in help and in a starter config."""
+    run = resolved()
+    trainer = {one.name: one.default for one in fields(TrainingArguments)}
+    used = [run.model, run.step, run.data]
+    compared = set()
+    for section in ("model", "data", "training"):
+        for name, one in SECTIONS[section].known().items():
+            if one.default is None or name in BASE.sections().get(section, {}):
+                continue
+            values = [getattr(found, name) for found in used if hasattr(found, name)]
+            if name in trainer and name != "num_train_epochs":  # of which the schedule follows
+                values.append(run.arguments.get(name, trainer[name]))
+            assert all(value == one.default for value in values), f"{section}.{name}: {values}"
+            compared |= {name} if values else set()
+    assert run.length.epochs == SECTIONS["training"].known()["num_train_epochs"].default
+    assert len(compared) > 40

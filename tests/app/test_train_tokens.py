@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def about_tokens(config: Path, *overrides: str, clear: bool = False) -> list[str]:
     """What a run says before its first step about tokens."""
-    run = resolve_run(load_config(config), world=1, overrides=overrides, name="run")
+    run = resolve_run(load_config(config), world_size=1, overrides=overrides, name="run")
     if clear:
         clear_run(run)
     return [line for line in prepare(run).done if "token" in line]

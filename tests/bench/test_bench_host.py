@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from packtrain.bench import host
-from packtrain.bench.host import timed, tree_memory
+from packtrain.bench.host import time_work, tree_memory
 
 
 def test_time_that_the_system_took(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,9 +49,26 @@ def test_the_clock_takes_the_median_round_and_the_smaller_time(monkeypatch: pyte
         return int(work.calls)  # type: ignore[attr-defined]
 
     work.calls = 0  # type: ignore[attr-defined]
-    assert timed(work, rounds=3, seconds=99) == (3, 3.0)
+    assert time_work(work, rounds=3, seconds=99) == (3, 3.0)
     work.calls = 0  # type: ignore[attr-defined]
-    assert timed(work, rounds=3, seconds=1) == (1, 4.0)
+    assert time_work(work, rounds=3, seconds=1) == (1, 4.0)
+
+
+def test_memory_of_grandchildren_counts() -> None:
+    child = (
+        "block = bytearray(60 << 20); block[::4096] = b'x' * len(block[::4096]); print('ready', flush=True); input()"
+    )
+    for _ in range(2):
+        child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        before = host._process_memory(Path("/proc") / str(process.pid))
+        assert process.stdout.readline().strip() == b"ready"
+        found = tree_memory(process.pid)
+        process.communicate(b"\n")
+    assert found["processes"] >= 3
+    kind = "pss" if "pss" in found else "rss"
+    assert found[kind] - before[kind] > 50 << 20
 
 
 def test_memory_is_told_by_kind_and_of_children_too() -> None:

@@ -25,8 +25,10 @@ from packtrain.core.artifacts import (
     make_folder_once,
     read_json,
     refuse_links,
+    remove_folder,
     remove_leftovers,
     whole_folder,
+    work_folder,
     write_json,
 )
 from packtrain.core.dataclass_json import from_json
@@ -205,6 +207,33 @@ def test_a_kill_leaves_the_old_file(tmp_path: Path) -> None:
     (tmp_path / ".mine.tmp").write_text("of somebody else")
     remove_leftovers(tmp_path, ("file",))
     assert sorted(os.listdir(tmp_path)) == [".mine.tmp", "file"]
+
+
+def test_a_half_removed_folder_has_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "table"
+    folder.mkdir()
+    (folder / "part").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
+        with pytest.raises(PermissionError):
+            remove_folder(folder)
+    assert [path.name for path in tmp_path.iterdir()] == [".table.removing"], "it is hidden, and not yet gone"
+    folder.mkdir()
+    remove_folder(folder)
+    assert not list(tmp_path.iterdir()), "what was left before is gone, too"
+
+
+def test_a_work_folder_is_gone_afterwards(tmp_path: Path) -> None:
+    with work_folder(tmp_path / "out" / "study") as killed:
+        (killed / "part").touch()
+        left = killed.with_name(".study.1.tmp")
+        left.mkdir()
+        (left / "part").touch()
+        with work_folder(tmp_path / "out" / "study") as other:
+            assert other != killed
+            assert not left.exists(), "nobody holds it"
+            assert killed.exists(), "its process lives"
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_json_comes_back_with_its_kind(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ IN_GIB = {
     "delivery/encode/decode.py",
     "predicting/gpus.py",
     "predicting/memory.py",
-    "records/shards/remote.py",
+    "records/remote_files.py",
     "reports/run_charts.py",
     "reports/study_page.py",
 }

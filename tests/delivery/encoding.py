@@ -64,7 +64,7 @@ TEXTS = {
     "turns": twice(record("one", answer="two"), record("three", answer="four 北京")),
     "empty question": record("", answer="something"),
     "plain pair": replace(record("The sky is\n", answer="\nblue."), plain=True),
-    "tokens": replace(record(), messages=(), tokens=TokenIds(ids=tuple(range(40, 50)), learned=((0, 2), (5, 10)))),
+    "tokens": replace(record(), messages=(), tokens=TokenIds(ids=tuple(range(40, 50)), supervised=((0, 2), (5, 10)))),
 }
 SHOWN = {
     "image": record("photo.png", "what?\n"),

@@ -40,14 +40,14 @@ def _as_here(environment: dict[str, str], target: Callable[..., Any], args: Any)
 
 
 def run_ranks(
-    world: int, target: Callable[..., Any], *args: Any, folder: Path, seconds: float = 120, preload: str = TRAINER
+    world_size: int, target: Callable[..., Any], *args: Any, folder: Path, seconds: float = 120, preload: str = TRAINER
 ) -> list[Any]:
     """What `target(rank, *args)` returned or raised on each rank, each within so many seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     pipes, processes = [], []
-    for rank in range(world):
+    for rank in range(world_size):
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        process = process_of(_rank, rank, world, str(folder / "group"), theirs, target, args, preload=preload)
+        process = process_of(_rank, rank, world_size, str(folder / "group"), theirs, target, args, preload=preload)
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -61,10 +61,10 @@ def run_ranks(
                 process.kill()
 
 
-def _rank(rank: int, world: int, meeting: str, pipe: Connection, target: Callable[..., Any], args: Any) -> None:
+def _rank(rank: int, world_size: int, meeting: str, pipe: Connection, target: Callable[..., Any], args: Any) -> None:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     try:
         answer = target(rank, *args)
     except Exception as error:

@@ -14,12 +14,13 @@ from torch import Tensor
 from packtrain.core.errors import ConfigError, DataError, InternalError
 from packtrain.core.values import LedgerEntry
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator, sample_offsets
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator, StaticShapes, sample_offsets
 from packtrain.delivery.collate.join import EMPTY_TOKENS
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow, PackKey
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract
 from packtrain.families.registry import all_families
+from packtrain.packing.schedule import EMPTY_PACK
 
 PAD_ID = 7
 TEXT_MODEL = BatchContract(model_type="llama")
@@ -130,8 +131,8 @@ def test_boundaries_are_those_of_the_samples() -> None:
 
 @pytest.mark.parametrize("lengths", [(), (4,), (4, 2, 3), (16,)])
 def test_static_shapes_are_constant(lengths: tuple[int, ...]) -> None:
-    shapes = ConstantShapes(tokens=16, segments=5)
-    batch = packed(*(made(str(at), tokens) for at, tokens in enumerate(lengths)), constant=shapes)
+    shapes = StaticShapes(tokens=16, segments=5)
+    batch = packed(*(made(str(at), tokens) for at, tokens in enumerate(lengths)), static_shapes=shapes)
     assert batch["input_ids"].shape == batch["labels"].shape == batch["position_ids"].shape == (1, 16)
     assert batch["cu_seq_lens_q"].shape == (6,)
     assert batch["cu_seq_lens_q"][-1] == 16
@@ -145,7 +146,7 @@ def test_static_shapes_are_constant(lengths: tuple[int, ...]) -> None:
 def test_constant_tokens_leave_boundaries_as_they_are(lengths: tuple[int, ...]) -> None:
     """Kernels that take any number of samples spend no time on segments that are empty or shorter than said."""
     samples = [made(str(at), tokens) for at, tokens in enumerate(lengths)]
-    batch = packed(*samples, constant=ConstantShapes(tokens=16))
+    batch = packed(*samples, static_shapes=StaticShapes(tokens=16))
     assert batch["input_ids"].shape == batch["labels"].shape == batch["position_ids"].shape == (1, 16)
     padding = 16 - sum(lengths)
     found = [*lengths, *([padding] if padding else [])]
@@ -154,14 +155,14 @@ def test_constant_tokens_leave_boundaries_as_they_are(lengths: tuple[int, ...]) 
 
 
 def test_more_than_static_shapes_hold_is_refused() -> None:
-    shapes = ConstantShapes(tokens=16, segments=2)
-    assert packed(made("a", 8), made("b", 8), constant=shapes)["cu_seq_lens_q"].tolist() == [0, 8, 16]
+    shapes = StaticShapes(tokens=16, segments=2)
+    assert packed(made("a", 8), made("b", 8), static_shapes=shapes)["cu_seq_lens_q"].tolist() == [0, 8, 16]
     with pytest.raises(DataError, match="at most 2 segments"):
-        packed(made("a", 4), made("b", 2), constant=shapes)
+        packed(made("a", 4), made("b", 2), static_shapes=shapes)
     with pytest.raises(DataError, match="pack 3 of epoch 1"):
-        packed(made("a", 17), constant=shapes)
+        packed(made("a", 17), static_shapes=shapes)
     with pytest.raises(ConfigError, match="static shapes"):
-        PackCollator(TEXT_MODEL, pad_id=0, capacity=32, constant=shapes)
+        PackCollator(TEXT_MODEL, pad_id=0, capacity=32, static_shapes=shapes)
 
 
 @pytest.mark.parametrize("collator", [PackCollator, PaddedCollator])

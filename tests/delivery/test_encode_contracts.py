@@ -19,6 +19,7 @@ from packtrain.core.errors import ConfigError
 from packtrain.delivery.encode import from_transformers
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.from_transformers import model_contract, packing_notes
+from packtrain.delivery.encode.unlisted import sample_encoder
 from packtrain.families import tiny
 from packtrain.families.contracts import contract_for
 from packtrain.families.settings import read_settings
@@ -47,9 +48,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "mamba layers",
     ),
     "inner type": ({"model_type": "llava", "text_config": {"model_type": "jamba"}}, "carry state"),
-    "unknown media": ({"model_type": "glm4v", "vision_config": {}}, "how it merges media is unknown"),
-    "near a known one": ({"model_type": "qwen3_vl_moe", "vision_config": {}}, "how it merges media is unknown"),
-    "audio": ({"model_type": "qwen2_audio", "audio_config": {}}, "how it merges media is unknown"),
+    "audio": ({"model_type": "qwen2_audio", "audio_config": {}}, "audio, which has no token rule"),
     "two stacks": ({"model_type": "t5", "is_encoder_decoder": True}, "encoder besides its decoder"),
     "nanovlm": ({"model_type": "nanovlm"}, "not in transformers"),
     "positions from a mask": ({"model_type": "opt"}, "does not separate samples"),
@@ -109,9 +108,35 @@ def test_names_are_arguments_of_the_model(family: str, model: Folder) -> None:
     assert named <= set(takes), f"{named - set(takes)} are no arguments of {family}"
 
 
+@pytest.mark.parametrize("model_type", ["glm4v", "qwen3_vl_moe"])
+def test_media_that_nobody_listed_are_left_to_the_processor(model_type: str) -> None:
+    contract = contract_for({"model_type": model_type, "vision_config": {}})
+    assert contract.unlisted and not contract.media
+    assert not contract_for({"model_type": "qwen3_vl", "vision_config": {}}).unlisted
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "mamba", "chunks", "paligemma", "positions from a mask", "unknown layers"])
+def test_what_cannot_be_packed_may_be_padded(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.packing=false"):
+        contract_for(REFUSED[name][0])
+    assert contract_for(REFUSED[name][0], packing=False).model_type == REFUSED[name][0]["model_type"]
+
+
+@pytest.mark.parametrize("name", ["audio", "two stacks", "nanovlm", "balanced experts", "inner experts"])
+def test_what_cannot_be_trained_at_all(name: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[name][1]):
+        contract_for(REFUSED[name][0], packing=False)
+
+
+def test_experts_of_a_fixed_capacity_are_shared_by_the_batch() -> None:
+    for packing in (True, False):
+        with pytest.raises(ConfigError, match="expert_capacity: 64: its experts drop tokens"):
+            contract_for({"model_type": "new", "expert_capacity": 64}, packing=packing)
+
+
 def test_an_encoder_refuses_before_anything_is_read(tmp_path: Path) -> None:
     folder = tiny.write("nanovlm", tmp_path / "nanovlm")
-    with pytest.raises(ConfigError, match="cannot be packed: its model is not in transformers"):
+    with pytest.raises(ConfigError, match="cannot be trained here: its model is not in transformers"):
         SampleEncoder(request_for(folder, tmp_path))
 
 
@@ -122,7 +147,7 @@ def test_a_processor_without_a_rule_is_refused(tmp_path: Path) -> None:
     config["image_processor"]["do_resize"] = False
     path.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="whose costs are only known by running it"):
-        SampleEncoder(request_for(folder, tmp_path))
+        sample_encoder(request_for(folder, tmp_path))
 
 
 # ---- the config as transformers loads it

@@ -200,7 +200,7 @@ def test_tokens_are_delivered_with_their_labels(media: Path, model: Folder) -> N
     for wrong, expected in ((10**6, "outside the vocabulary"), (picture, "a media placeholder")):
         for refused in (encoder.encode, lambda one, store: pricing(encoder).cost(one, ())):
             with pytest.raises(RecordError, match=expected):
-                refused(replace(shown, tokens=TokenIds(ids=(5, wrong), learned=((0, 2),))), store)
+                refused(replace(shown, tokens=TokenIds(ids=(5, wrong), supervised=((0, 2),))), store)
 
 
 WITH_TOOLS = (

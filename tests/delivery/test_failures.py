@@ -32,11 +32,13 @@ def steps(num: int = 6, packs: int = 4) -> list[list[BatchInfo]]:
     return [[batch(n, bad=n % 3, reason=reasons[n % 2]) for n in step] for step in numbers]
 
 
-def train(watch: FailureCounter, work: list[list[BatchInfo]], rank: int = 0, world: int = 1) -> list[dict[str, Any]]:
+def train(
+    watch: FailureCounter, work: list[list[BatchInfo]], rank: int = 0, world_size: int = 1
+) -> list[dict[str, Any]]:
     """The state before each step and at the end."""
     states = [watch.state_dict()]
     for step in work:
-        for info in step[rank::world]:
+        for info in step[rank::world_size]:
             watch.take(info)
         watch.decide()
         states.append(json.loads(json.dumps(watch.state_dict())))
@@ -185,11 +187,11 @@ def test_settings_are_checked() -> None:
 # ---- several ranks
 
 
-def spend(rank: int, world: int, path: str) -> tuple[str, int]:
+def spend(rank: int, world_size: int, path: str) -> tuple[str, int]:
     """Only rank 1 meets bad samples; when and how does this rank stop?"""
     watch = FailureCounter(0.2, path, judged_after=40)
     for step in range(10):
-        watch.take(batch(step * world + rank, bad=6 if rank == 1 else 0))
+        watch.take(batch(step * world_size + rank, bad=6 if rank == 1 else 0))
         try:
             watch.decide()
         except DataError as error:
@@ -205,11 +207,13 @@ def test_all_ranks_stop_at_the_same_step_with_the_same_message(tmp_path: Path) -
     assert len(lines(tmp_path / "ledger.jsonl")) == 12
 
 
-def run_part(rank: int, world: int, path: str, state: dict[str, Any] | None, start: int, stop: int) -> dict[str, Any]:
+def run_part(
+    rank: int, world_size: int, path: str, state: dict[str, Any] | None, start: int, stop: int
+) -> dict[str, Any]:
     watch = FailureCounter(1.0, path)
     if state is not None:
         watch.load_state_dict(state)
-    return train(watch, steps()[start:stop], rank, world)[-1]
+    return train(watch, steps()[start:stop], rank, world_size)[-1]
 
 
 @pytest.mark.full

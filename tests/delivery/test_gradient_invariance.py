@@ -74,13 +74,13 @@ def padded_dataset(folder: Path, family: str) -> MultiModalDataset:
     return dataset
 
 
-def padded_batches(folder: Path, family: str, accumulation: int, rank: int, world: int) -> Iterator[Batch]:
+def padded_batches(folder: Path, family: str, accumulation: int, rank: int, world_size: int) -> Iterator[Batch]:
     """Rows of one sample each, as many of them in a batch as the number of batches asks for."""
-    rows = SAMPLES // (accumulation * world)
+    rows = SAMPLES // (accumulation * world_size)
     assert rows > 1, "several rows, so that there is padding"
-    batches = list(padded_dataset(folder, family).loader(rows_per_batch=rows, rank=rank, world=world))
+    batches = list(padded_dataset(folder, family).loader(rows_per_batch=rows, rank=rank, world_size=world_size))
     assert len(batches) == accumulation
-    assert sum(batch.info.samples for batch in batches) == SAMPLES // world
+    assert sum(batch.info.samples for batch in batches) == SAMPLES // world_size
     yield from batches
 
 
@@ -93,29 +93,29 @@ def packed_config(folder: Path, family: str, packs: int) -> DatasetConfig:
 
 
 def packed_batches(
-    kind: type[Any], folder: Path, family: str, accumulation: int, rank: int, world: int
+    kind: type[Any], folder: Path, family: str, accumulation: int, rank: int, world_size: int
 ) -> Iterator[Batch]:
-    dataset = kind(packed_config(folder, family, accumulation * world))
+    dataset = kind(packed_config(folder, family, accumulation * world_size))
     dataset.build()
     assert dataset.schedule.num_steps() == 1
-    assert (accumulation - 1) * world < len(dataset.plan.epoch(0).ends) <= accumulation * world
+    assert (accumulation - 1) * world_size < len(dataset.plan.epoch(0).ends) <= accumulation * world_size
     collate = dataset.get_collator()
     if kind is MultiModalIterableDataset:
         yield from (collate([row]) for row in dataset)
     else:
-        yield from dataset.loader(collate, rank=rank, world=world)
+        yield from dataset.loader(collate, rank=rank, world_size=world_size)
 
 
 def batches_of(
-    layout: str, folder: Path, family: str, accumulation: int, rank: int, world: int
+    layout: str, folder: Path, family: str, accumulation: int, rank: int, world_size: int
 ) -> tuple[Schedule, list[Batch]]:
     if layout == "padded":
         schedule = padded_dataset(folder, family).schedule
-        return schedule, list(padded_batches(folder, family, accumulation, rank, world))
+        return schedule, list(padded_batches(folder, family, accumulation, rank, world_size))
     kind = MultiModalDataset if layout == "packed" else MultiModalIterableDataset
-    dataset = MultiModalDataset(packed_config(folder, family, accumulation * world))
+    dataset = MultiModalDataset(packed_config(folder, family, accumulation * world_size))
     dataset.build()
-    return dataset.schedule, list(packed_batches(kind, folder, family, accumulation, rank, world))
+    return dataset.schedule, list(packed_batches(kind, folder, family, accumulation, rank, world_size))
 
 
 def fresh_model(folder: Path, family: str) -> Any:
@@ -142,19 +142,19 @@ def gradients(
     accumulation: int,
     *,
     rank: int = 0,
-    world: int = 1,
+    world_size: int = 1,
     weigh: Weigh = by_tokens,
 ) -> tuple[Gradients, list[str]]:
     """The gradients after one step, and the samples that this rank had."""
-    schedule, batches = batches_of(layout, folder, family, accumulation, rank, world)
+    schedule, batches = batches_of(layout, folder, family, accumulation, rank, world_size)
     assert len(batches) == accumulation
     model = fresh_model(folder, family)
-    trained = DistributedDataParallel(model) if world > 1 else model
+    trained = DistributedDataParallel(model) if world_size > 1 else model
     for batch in batches:
         last = batch.info.keys[0].last
         labels = batch.pop("labels")
-        with trained.no_sync() if world > 1 and not last else nullcontext():
-            (weigh(trained(**batch), labels, schedule, batch) * world).backward()
+        with trained.no_sync() if world_size > 1 and not last else nullcontext():
+            (weigh(trained(**batch), labels, schedule, batch) * world_size).backward()
     ids = [name for batch in batches for name in batch.info.ids]
     return {name: weight.grad.clone() for name, weight in model.named_parameters()}, ids
 
@@ -210,7 +210,9 @@ def train_rank(rank: int, folder: str, family: str) -> list[str]:
     seen = []
     for layout in LAYOUTS:
         for accumulation in ACCUMULATIONS:
-            found, ids = gradients(layout, Path(folder), family, accumulation, rank=rank, world=dist.get_world_size())
+            found, ids = gradients(
+                layout, Path(folder), family, accumulation, rank=rank, world_size=dist.get_world_size()
+            )
             torch.save(found, Path(folder, f"{family}-{layout}-{accumulation}-{rank}.pt"))
             seen.append(f"{layout} {accumulation}: {' '.join(ids)}")
     return seen

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from made_packs import BROKEN, GONE, KILLER, content, loader_of, plan_of, reads, source_of
 
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, MemoryLimitError
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
 from packtrain.delivery.loader import workers as processes_of
 from packtrain.delivery.loader.pack_loader import PackLoader, PackStream
 from packtrain.delivery.loader.sampler import PackSampler, rank_and_world
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 
 WORKERS = [0, 2]
 
@@ -65,10 +64,10 @@ def assert_resumes_exactly(make: Any) -> int:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_pack_is_delivered_once_in_each_epoch(world: int, workers: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_pack_is_delivered_once_in_each_epoch(world_size: int, workers: int) -> None:
     plan = plan_of(10, 7)
-    ranks = [loader_of(plan, rank=rank, world=world, num_workers=workers) for rank in range(world)]
+    ranks = [loader_of(plan, rank=rank, world_size=world_size, num_workers=workers) for rank in range(world_size)]
     for epoch in range(2):
         delivered = [[batch.info.keys[0] for batch in rank] for rank in ranks]
         assert len({len(keys) for keys in delivered}) == 1, "ranks have as many micro-batches as each other"
@@ -78,11 +77,11 @@ def test_every_pack_is_delivered_once_in_each_epoch(world: int, workers: int) ->
         schedule = ranks[0].schedule
         for number in range(schedule.num_steps(epoch)):
             mine = [[key for key in keys if key.step == number] for keys in delivered]
-            wanted = schedule.micro_batches(epoch, number, world)
+            wanted = schedule.micro_batches(epoch, number, world_size)
             wanted = wanted[(wanted != EMPTY_PACK).any(axis=1)]
             assert [[key.pack for key in keys] for keys in mine] == wanted.T.tolist()
             for keys in mine:
-                until = schedule.accumulation(world)
+                until = schedule.accumulation(world_size)
                 assert [key.micro_batch for key in keys] == list(range(until - len(keys), until))
                 assert [key.last for key in keys] == [False] * (len(keys) - 1) + [True]
 
@@ -91,25 +90,25 @@ def test_batches_do_not_depend_on_the_number_of_workers() -> None:
     plan = plan_of(9, 5)
     streams = [
         [contents(loader) for _ in range(2)]
-        for loader in (loader_of(plan, rank=1, world=2, num_workers=workers) for workers in (0, 1, 3))
+        for loader in (loader_of(plan, rank=1, world_size=2, num_workers=workers) for workers in (0, 1, 3))
     ]
     assert streams[0][0] != streams[0][1]
     assert streams[0] == streams[1] == streams[2]
 
 
 def test_lengths_and_steps_are_known_before() -> None:
-    loader = loader_of(plan_of(10, 3), packs_per_step=4, rank=0, world=3)
+    loader = loader_of(plan_of(10, 3), packs_per_step=4, rank=0, world_size=3)
     assert (loader.accumulation, loader.num_steps) == (2, 4)
     for epoch, micro_batches in ((0, 5), (1, 1)):
         loader.set_epoch(epoch)
         assert len(loader) == micro_batches == len(list(loader))
-    run = loader_of(plan_of(10, 3), packs_per_step=4, rank=0, world=3, span="run")
+    run = loader_of(plan_of(10, 3), packs_per_step=4, rank=0, world_size=3, span="run")
     assert len(run) == 8 == len(list(run))
 
 
 def test_a_run_is_its_epochs_one_after_the_other_in_whole_steps() -> None:
     plan = plan_of(10, 3, 6)
-    run, epochs = (list(loader_of(plan, rank=1, world=2, span="run")), loader_of(plan, rank=1, world=2))
+    run, epochs = (list(loader_of(plan, rank=1, world_size=2, span="run")), loader_of(plan, rank=1, world_size=2))
     keys = [batch.info.keys[0] for batch in run]
     assert Counter((key.epoch, key.step) for key in keys) == dict.fromkeys(
         [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1)], 2
@@ -167,7 +166,7 @@ def test_a_plan_of_one_epoch_is_delivered_again_and_again(workers: int) -> None:
     """As data of validation are; a state is a place in the iteration that it was taken in."""
 
     def make(**options: Any) -> PackLoader:
-        return loader_of(plan_of(5), 3, rank=1, world=2, num_workers=workers, **options)
+        return loader_of(plan_of(5), 3, rank=1, world_size=2, num_workers=workers, **options)
 
     loader = make()
     first = contents(loader)
@@ -205,18 +204,18 @@ def test_an_epoch_that_was_delivered_is_delivered_again_when_asked_for(asked_for
 
 
 @pytest.mark.parametrize("span", ["epoch", "run"])
-@pytest.mark.parametrize(("world", "size"), [(1, 4), (2, 5), (3, 4), (4, 9)])
-def test_resumes_exactly_at_every_step(span: Any, world: int, size: int) -> None:
+@pytest.mark.parametrize(("world_size", "size"), [(1, 4), (2, 5), (3, 4), (4, 9)])
+def test_resumes_exactly_at_every_step(span: Any, world_size: int, size: int) -> None:
     plan = plan_of(14, 11)
-    for rank in range(world):
+    for rank in range(world_size):
         assert assert_resumes_exactly(
-            lambda rank=rank: loader_of(plan, size, rank=rank, world=world, span=span)
-        ) == len(loader_of(plan, size, rank=rank, world=world, span=span))
+            lambda rank=rank: loader_of(plan, size, rank=rank, world_size=world_size, span=span)
+        ) == len(loader_of(plan, size, rank=rank, world_size=world_size, span=span))
 
 
 def test_resumes_exactly_with_workers() -> None:
     plan = plan_of(7)
-    assert_resumes_exactly(lambda: loader_of(plan, 3, rank=1, world=2, num_workers=2))
+    assert_resumes_exactly(lambda: loader_of(plan, 3, rank=1, world_size=2, num_workers=2))
 
 
 def test_what_workers_have_prefetched_does_not_count() -> None:
@@ -266,8 +265,8 @@ def test_each_pack_once_on_any_number_of_ranks_and_rows(
     plan = plan_of(packs)
     schedule = Schedule(plan, packs_per_step=size)
     epoch, next_pack, trained = 0, 0, Counter[int]()
-    for number, (world, rows) in enumerate(worlds):
-        samplers = [PackSampler(schedule, rank, world, rows_per_batch=rows) for rank in range(world)]
+    for number, (world_size, rows) in enumerate(worlds):
+        samplers = [PackSampler(schedule, rank, world_size, rows_per_batch=rows) for rank in range(world_size)]
         for sampler in samplers:
             sampler.seek(epoch, next_pack)
         turns = list(zip(*(sampler.micro_batches() for sampler in samplers), strict=True))
@@ -276,7 +275,7 @@ def test_each_pack_once_on_any_number_of_ranks_and_rows(
             assert len({turn.next_pack for turn in ranks}) == 1, "the state is the same on every rank"
             next_pack = ranks[0].next_pack
             keys = [key for turn in ranks for key in turn.keys]
-            assert len(keys) == world * rows
+            assert len(keys) == world_size * rows
             assert len({key[2:] for key in keys}) == 1, "step, micro-batch and the end of the step, too"
             trained.update(key.pack for key in keys if key.pack != EMPTY_PACK)
     assert trained == Counter(range(packs))
@@ -286,13 +285,13 @@ def test_each_pack_once_on_any_number_of_ranks_and_rows(
 def test_saved_on_some_ranks_and_continued_on_others(before: int, after: int) -> None:
     plan = plan_of(29)
     for stop in range(1, 5):
-        loaders = [loader_of(plan, 8, rank=rank, world=before) for rank in range(before)]
+        loaders = [loader_of(plan, 8, rank=rank, world_size=before) for rank in range(before)]
         deliveries = [iter(loader) for loader in loaders]
         packs = [next(delivery).info.keys[0].pack for delivery in deliveries for _ in range(stop)]
         states = [plain(loader.state_dict()) for loader in loaders]
         assert all(state == states[0] for state in states)
         for rank in range(after):
-            loader = loader_of(plan, 8, rank=rank, world=after)
+            loader = loader_of(plan, 8, rank=rank, world_size=after)
             loader.load_state_dict(states[0])
             packs += [batch.info.keys[0].pack for batch in loader]
         assert sorted(pack for pack in packs if pack != EMPTY_PACK) == list(range(29))
@@ -453,14 +452,14 @@ def test_rank_and_world_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
     loader = loader_of(plan_of(9), 3)
-    assert (loader.batch_sampler.rank, loader.batch_sampler.world) == (2, 3)
+    assert (loader.batch_sampler.rank, loader.batch_sampler.world_size) == (2, 3)
     assert loader_of(plan_of(9), 3, rank=1).batch_sampler.rank == 1
 
 
-@pytest.mark.parametrize(("rank", "world"), [(1, 1), (-1, 2), (0, 0)])
-def test_ranks_that_cannot_be_are_refused(rank: int, world: int) -> None:
+@pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (-1, 2), (0, 0)])
+def test_ranks_that_cannot_be_are_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ConfigError, match="rank"):
-        PackSampler(Schedule(plan_of(2), packs_per_step=1), rank, world)
+        PackSampler(Schedule(plan_of(2), packs_per_step=1), rank, world_size)
 
 
 def test_unknown_spans_are_refused_with_the_nearest() -> None:

@@ -15,18 +15,12 @@ from torch.nn.functional import cross_entropy
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import Batch, BatchInfo
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
-from packtrain.delivery.encode.encoded_sample import (
-    EMPTY_PACK,
-    IGNORED,
-    EncodedSample,
-    PackedRow,
-    PackKey,
-    VisionCounts,
-)
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator, StaticShapes
+from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, PackedRow, PackKey, VisionCounts
 from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract
+from packtrain.packing.schedule import EMPTY_PACK
 
 TEXT_MODEL = BatchContract(model_type="llama")
 COLLATORS = [PackCollator, PaddedCollator]
@@ -72,8 +66,8 @@ def test_the_tokens_of_a_sample_weigh_the_same_and_together_what_was_asked_for(
 
 @pytest.mark.parametrize("weighting", ["sample", "sqrt"])
 def test_what_only_fills_up_weighs_nothing(weighting: Any) -> None:
-    shapes = ConstantShapes(tokens=16, segments=4)
-    batch = PackCollator(TEXT_MODEL, pad_id=0, constant=shapes, loss_weighting=weighting)([row(made(6, 4))])
+    shapes = StaticShapes(tokens=16, segments=4)
+    batch = PackCollator(TEXT_MODEL, pad_id=0, static_shapes=shapes, loss_weighting=weighting)([row(made(6, 4))])
     assert batch["loss_weights"].shape == (1, 16)
     assert not batch["loss_weights"][0, 6:].any()
     assert batch["loss_weights"][0, 2:6].all()

@@ -53,7 +53,7 @@ class Stream:
 class Rule:
     """A token for each letter."""
 
-    def price(self, batch: Sequence[Any], store: Any) -> list[Any]:
+    def compute_costs(self, batch: Sequence[Any], store: Any) -> list[Any]:
         sizes = [len(sized.record.messages[0].parts[0].text) for sized in batch]
         return [(Cost(tokens=n, text_tokens=n, supervised_tokens=n - 1), ()) for n in sizes]
 
@@ -128,14 +128,14 @@ def once(num: int) -> dict[str, int]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(sizes=streams, world=st.integers(1, 4), buffer=st.integers(1, 9))
-def test_every_entry_is_delivered_or_written_off_exactly_once(sizes: list[int], world: int, buffer: int) -> None:
+@given(sizes=streams, world_size=st.integers(1, 4), buffer=st.integers(1, 9))
+def test_every_entry_is_delivered_or_written_off_exactly_once(sizes: list[int], world_size: int, buffer: int) -> None:
     whole = rows(make(sizes, buffer))
     assert accounted(whole) == once(len(sizes))
     assert all(sum(len(ids) for _, ids in samples) <= 20 for _, samples, _ in whole)
-    for rank in range(world):  # whoever asks for some of them gets the same ones
+    for rank in range(world_size):  # whoever asks for some of them gets the same ones
         source = make(sizes, buffer)
-        own = range(rank, len(whole), world)
+        own = range(rank, len(whole), world_size)
         assert [shown(pack(source, number)) for number in own] == [whole[number] for number in own]
 
 
@@ -292,7 +292,7 @@ def test_a_stream_that_lost_what_waits_is_refused() -> None:
     pack(source, 2)
     again = make([5] * 9)
     again.load_state_dict(state_of(source))
-    with pytest.raises(DataError, match="that waited when the state was saved are not there"):
+    with pytest.raises(DataError, match="1 entry of the saved state missing"):
         pack(again, 3)
 
 
@@ -346,10 +346,10 @@ def loader(source: OnlineSource, **more: Any) -> PackLoader:
 def test_the_order_does_not_depend_on_workers_or_ranks(workers: int) -> None:
     source = make(SIZES * 3)
     whole = [shown(pack(source, number))[1:] for number in range(20)]
-    for world in (1, 2):
+    for world_size in (1, 2):
         found: dict[int, Any] = {}
-        for rank in range(world):
-            mine = loader(make(SIZES * 3, num_packs=20), rank=rank, world=world, num_workers=workers)
+        for rank in range(world_size):
+            mine = loader(make(SIZES * 3, num_packs=20), rank=rank, world_size=world_size, num_workers=workers)
             found |= {row.key.pack: shown(row)[1:] for row in mine}
         assert [found[number] for number in range(20)] == whole
 
@@ -378,7 +378,7 @@ def test_workers_do_not_share_an_open_file(tmp_path: Path) -> None:
     whole = rows(make(sizes))
     source = make(sizes, stream=FileStream(tmp_path / "sizes", sizes), num_packs=len(whole) // 2 * 2)
     assert [shown(pack(source, number)) for number in range(5)] == whole[:5]
-    found = [(row.key.pack, *shown(row)[1:]) for row in loader(source, rank=0, world=1, num_workers=2)]
+    found = [(row.key.pack, *shown(row)[1:]) for row in loader(source, rank=0, world_size=1, num_workers=2)]
     assert found == [(row[0].pack, *row[1:]) for row in whole[: len(found)]] != []
 
 

@@ -11,9 +11,11 @@ import pytest
 from made_packs import BROKEN, DEAD, FLAKY, content, loader_of, plan_of, reads, source_of
 
 from packtrain.core.errors import DataError
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
-from packtrain.delivery.encode.pack_source import PAUSES, STAGE
+from packtrain.core.retries import PAUSES
+from packtrain.delivery.encode.encoded_sample import PackKey
+from packtrain.delivery.encode.pack_source import STAGE
 from packtrain.packing.pack_plan import CUT_SCHEMA, EpochPacks, PackPlan
+from packtrain.packing.schedule import EMPTY_PACK
 
 
 def several(plan: PackPlan, rows: list[tuple[int, int, int]]) -> PackPlan:

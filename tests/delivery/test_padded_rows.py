@@ -16,12 +16,12 @@ from small_training import Model, Packs, PackTrainer, arguments, same, weights
 from torch.utils.data import DataLoader
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.delivery.loader.pack_loader import PackLoader, PackStream
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.delivery.trainers.mixin import check_arguments, trainer_arguments
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 
 WORKERS = [0, 2]
 
@@ -34,11 +34,12 @@ def packs_of(batches: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize(("world", "rows"), [(1, 3), (2, 2), (3, 4)])
-def test_every_pack_is_a_row_once_in_each_epoch(world: int, rows: int, workers: int) -> None:
+@pytest.mark.parametrize(("world_size", "rows"), [(1, 3), (2, 2), (3, 4)])
+def test_every_pack_is_a_row_once_in_each_epoch(world_size: int, rows: int, workers: int) -> None:
     plan = plan_of(13, 7)
     ranks = [
-        loader_of(plan, 6, rank=rank, world=world, rows_per_batch=rows, num_workers=workers) for rank in range(world)
+        loader_of(plan, 6, rank=rank, world_size=world_size, rows_per_batch=rows, num_workers=workers)
+        for rank in range(world_size)
     ]
     for epoch in range(2):
         delivered = [list(rank) for rank in ranks]
@@ -86,12 +87,12 @@ def test_a_step_is_the_same_packs_whatever_the_rows() -> None:
 
 
 def test_lengths_and_steps_are_known_before() -> None:
-    loader = loader_of(plan_of(10, 3), packs_per_step=8, rank=0, world=2, rows_per_batch=3)
+    loader = loader_of(plan_of(10, 3), packs_per_step=8, rank=0, world_size=2, rows_per_batch=3)
     assert (loader.accumulation, loader.num_steps) == (2, 3)
     for epoch, micro_batches in ((0, 3), (1, 1)):
         loader.set_epoch(epoch)
         assert len(loader) == micro_batches == len(list(loader))
-    run = loader_of(plan_of(10, 3), packs_per_step=8, rank=0, world=2, rows_per_batch=3, span="run")
+    run = loader_of(plan_of(10, 3), packs_per_step=8, rank=0, world_size=2, rows_per_batch=3, span="run")
     assert len(run) == 6
     assert [batch.info.keys[0].last for batch in run] == [False, True] * 3
 
@@ -100,7 +101,7 @@ def test_batches_do_not_depend_on_the_number_of_workers() -> None:
     plan = plan_of(19, 5)
     streams = [
         [content(batch) for _ in range(2) for batch in loader]
-        for loader in (loader_of(plan, 6, rank=1, world=2, rows_per_batch=2, num_workers=w) for w in (0, 1, 2))
+        for loader in (loader_of(plan, 6, rank=1, world_size=2, rows_per_batch=2, num_workers=w) for w in (0, 1, 2))
     ]
     assert len(streams[0]) > 4
     assert streams[0] == streams[1] == streams[2]
@@ -110,14 +111,14 @@ def test_batches_do_not_depend_on_the_number_of_workers() -> None:
 
 
 @pytest.mark.parametrize("span", ["epoch", "run"])
-@pytest.mark.parametrize(("world", "size", "rows"), [(1, 4, 2), (2, 9, 2), (3, 10, 4)])
-def test_resumes_exactly_at_every_step(span: Any, world: int, size: int, rows: int) -> None:
+@pytest.mark.parametrize(("world_size", "size", "rows"), [(1, 4, 2), (2, 9, 2), (3, 10, 4)])
+def test_resumes_exactly_at_every_step(span: Any, world_size: int, size: int, rows: int) -> None:
     plan = plan_of(23, 11)
 
     def make(rank: int) -> PackLoader:
-        return loader_of(plan, size, rank=rank, world=world, rows_per_batch=rows, span=span)
+        return loader_of(plan, size, rank=rank, world_size=world_size, rows_per_batch=rows, span=span)
 
-    for rank in range(world):
+    for rank in range(world_size):
         whole, states, loader = [], [], make(rank)
         for batch in loader:
             whole.append(content(batch))
@@ -145,8 +146,8 @@ def test_saved_with_some_rows_and_continued_with_others(
 ) -> None:
     schedule = Schedule(plan_of(packs), packs_per_step=size)
 
-    def turns(world: int, rows: int, next_pack: int) -> list[list[tuple[PackKey, ...]]]:
-        samplers = [PackSampler(schedule, rank, world, rows_per_batch=rows) for rank in range(world)]
+    def turns(world_size: int, rows: int, next_pack: int) -> list[list[tuple[PackKey, ...]]]:
+        samplers = [PackSampler(schedule, rank, world_size, rows_per_batch=rows) for rank in range(world_size)]
         for sampler in samplers:
             sampler.seek(0, next_pack)
         found = [list(sampler.micro_batches()) for sampler in samplers]
@@ -269,13 +270,13 @@ def test_trainer_resumes_padded_batches_exactly(tmp_path: Path) -> None:
 
 def test_arguments_of_padded_batches_are_derived_and_demanded(tmp_path: Path) -> None:
     schedule = Schedule(plan_of(40), packs_per_step=12)
-    found = trainer_arguments(schedule, world=2, rows_per_batch=4)
+    found = trainer_arguments(schedule, world_size=2, rows_per_batch=4)
     assert (found["per_device_train_batch_size"], found["gradient_accumulation_steps"]) == (4, 2)
-    args = arguments(tmp_path, **trainer_arguments(schedule, world=1, rows_per_batch=4))
-    check_arguments(args, schedule, world=1, rows_per_batch=4)
+    args = arguments(tmp_path, **trainer_arguments(schedule, world_size=1, rows_per_batch=4))
+    check_arguments(args, schedule, world_size=1, rows_per_batch=4)
     for rows in (1, 3):
         with pytest.raises(ConfigError, match=f"per_device_train_batch_size: 4 instead of {rows}"):
-            check_arguments(args, schedule, world=1, rows_per_batch=rows)
+            check_arguments(args, schedule, world_size=1, rows_per_batch=rows)
 
 
 def test_the_gradient_is_that_of_the_rows_one_by_one(tmp_path: Path) -> None:

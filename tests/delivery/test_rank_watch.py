@@ -154,13 +154,15 @@ def test_which_errors_another_rank_may_explain() -> None:
 class Group:
     """Several watches in one process, each with a place for its message."""
 
-    def __init__(self, world: int, deadline: float = 1.0, **settings: Any) -> None:
+    def __init__(self, world_size: int, deadline: float = 1.0, **settings: Any) -> None:
         self.store = dist.HashStore()
         self.ended: dict[int, str] = {}
         self.all_ended = threading.Semaphore(0)
         self.watches = [
-            RankWatchdog(self.store, r, world, deadline=deadline, host=f"node{r}", action=self.action(r), **settings)
-            for r in range(world)
+            RankWatchdog(
+                self.store, r, world_size, deadline=deadline, host=f"node{r}", action=self.action(r), **settings
+            )
+            for r in range(world_size)
         ]
 
     def action(self, rank: int) -> Any:
@@ -278,11 +280,11 @@ LONG_DEADLINE = 20.0  # where nobody should need it
 HURT_AT = 5  # step
 
 
-def train(rank: int, world: int, folder: str, fault: str, victim: int) -> None:
+def train(rank: int, world_size: int, folder: str, fault: str, victim: int) -> None:
     """A loop with a collective in each step; the victim comes to grief at a step."""
     os.dup2(os.open(f"{folder}/stderr{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world, timeout=timedelta(seconds=300)
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size, timeout=timedelta(seconds=300)
     )
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     deadline = LONG_DEADLINE if fault in ("raise", "none") else DEADLINE

@@ -22,8 +22,9 @@ from every_format import RECORDS, SOURCES, picture, with_bytes, write_lines, wri
 from packtrain.app.measure import measure_outcome
 from packtrain.core.dataclass_json import from_json
 from packtrain.core.errors import DataError, RecordError
+from packtrain.core.retries import PAUSES
 from packtrain.core.values import Record
-from packtrain.delivery.encode.row_table import PAUSES, RecordReader, RowTable
+from packtrain.delivery.encode.row_table import RecordReader, RowTable
 from packtrain.measuring.measure_summary import Places
 from packtrain.measuring.measurer import Converter
 from packtrain.measuring.request import Filters, Request

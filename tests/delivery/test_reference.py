@@ -16,9 +16,10 @@ from PIL import Image
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import Media, MediaLimits, MediaRef, Message, Part, Record, Text
 from packtrain.delivery.encode.decode import decode_frames, decode_image
-from packtrain.delivery.encode.processor import ProcessorRule, RealProcessor, load_reference
+from packtrain.delivery.encode.processor import RealProcessor, load_reference
+from packtrain.delivery.encode.unlisted import ProcessorRule
 from packtrain.families import tiny
-from packtrain.families.encoder import Sized
+from packtrain.families.encoder import SizedRecord
 from packtrain.families.settings import read_settings
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -219,13 +220,13 @@ def test_nothing_may_be_cut_where_the_media_are_not_found(tmp_path: Path) -> Non
     store = MediaStore(str(tmp_path))
     video = medium("video", "v.mp4")
     batch = [
-        Sized(record("look ", video, "what?"), (store.header("video", video.ref),)),
-        Sized(record("who?"), ()),
+        SizedRecord(record("look ", video, "what?"), (store.header("video", video.ref),)),
+        SizedRecord(record("who?"), ()),
     ]
     costs = []
     for named in (True, False):
         rule = ProcessorRule(request_for(folder if named else unnamed(folder, "video"), tmp_path))
-        found = rule.price(batch, store)
+        found = rule.compute_costs(batch, store)
         assert not any(isinstance(one, RecordError) for one in found)
         costs.append([one[0] for one in found if not isinstance(one, RecordError)])
     (known, text), (unknown, same) = costs

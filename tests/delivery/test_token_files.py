@@ -305,7 +305,7 @@ def test_any_tokens_survive_their_file(tmp_path: Path) -> None:
         samples.append(
             SampleTokens(
                 ids=draw.integers(0, 2**31 - 1, size).astype(np.int32),
-                learned=marked.astype(np.int32).reshape(-1, 2),
+                supervised=marked.astype(np.int32).reshape(-1, 2),
                 runs=runs.astype(np.int32),
                 key=int(draw.integers(-(2**63), 2**63 - 1)),
             )

@@ -154,11 +154,11 @@ def test_a_pack_without_loss_has_a_loss_of_nothing() -> None:
 # ---- evaluation
 
 
-def token_mean(data: Packs, world: int = 1) -> float:
+def token_mean(data: Packs, world_size: int = 1) -> float:
     """Over the tokens of all ranks, as a loop of one's own takes it."""
     model, total, tokens = Model().eval(), 0.0, 0
-    for rank in range(world):
-        for batch in data.loader(rank=rank, world=world):
+    for rank in range(world_size):
+        for batch in data.loader(rank=rank, world_size=world_size):
             total += token_loss(model(batch["input_ids"]), batch["labels"], 1).item()
             tokens += batch.info.supervised_tokens
     return total / tokens
@@ -181,7 +181,7 @@ def test_the_loss_of_an_evaluation_is_that_of_its_tokens(tmp_path: Path, size: i
     args = arguments(tmp_path, per_device_eval_batch_size=size, eval_strategy="no")
     trainer = PackTrainer(model=Model(), args=args, train_dataset=Packs(plan_of(*EPOCHS)), eval_dataset=held_out)
     wanted = token_mean(Packs(plan))
-    assert token_mean(Packs(plan), world=4) == pytest.approx(wanted, rel=1e-6), "packs that fill up add nothing"
+    assert token_mean(Packs(plan), world_size=4) == pytest.approx(wanted, rel=1e-6), "packs that fill up add nothing"
     with torch.no_grad():
         model = Model().eval()
         means = [token_loss(model(batch["input_ids"]), batch["labels"]).item() for batch in Packs(plan).loader()]
@@ -261,9 +261,11 @@ def test_all_problems_are_said_at_once(tmp_path: Path) -> None:
 
 def test_arguments_follow_from_the_number_of_ranks() -> None:
     schedule = Schedule(plan_of(10, 7), packs_per_step=6)
-    found = [trainer_arguments(schedule, world=world)["gradient_accumulation_steps"] for world in (1, 2, 4, 8)]
+    found = [
+        trainer_arguments(schedule, world_size=world_size)["gradient_accumulation_steps"] for world_size in (1, 2, 4, 8)
+    ]
     assert found == [6, 3, 2, 1]
-    assert trainer_arguments(schedule, world=4)["max_steps"] == 4
+    assert trainer_arguments(schedule, world_size=4)["max_steps"] == 4
 
 
 def test_fewer_steps_than_the_plan_has_may_be_trained(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_fewer_steps_than_the_plan_has_may_be_trained(tmp_path: Path) -> None:
 def test_trainer_takes_all_epochs_to_be_as_long_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Epochs(PackTrainer):
         def get_train_dataloader(self) -> PackLoader:
-            return self.train_dataset.loader(collator=None, rank=0, world=1)  # an epoch at a time
+            return self.train_dataset.loader(collator=None, rank=0, world_size=1)  # an epoch at a time
 
     epochs = (5, 11)
     data = Packs(plan_of(*epochs))
@@ -319,7 +321,7 @@ def test_a_loader_that_draws_from_the_global_generator_changes_dropout(tmp_path:
     def train(span: str, own_generator: bool) -> PackTrainer:
         class Spans(PackTrainer):
             def get_train_dataloader(self) -> PackLoader:
-                loader = self.train_dataset.loader(collator=None, rank=0, world=1, span=span)
+                loader = self.train_dataset.loader(collator=None, rank=0, world_size=1, span=span)
                 if not own_generator:
                     loader.generator = None
                 return loader
@@ -403,4 +405,6 @@ def test_a_trainer_of_other_ranks_than_the_launcher_is_refused(tmp_path: Path, m
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"(?s)rank 0 of 1 in the trainer, rank 1 of 2 .*use_cpu=True"):
         PackTrainer(model=Model(), args=args, train_dataset=data)
-    assert data.loader(rank=0, world=1).batch_sampler.world == 1, "a loader for other ranks is what was asked for"
+    assert data.loader(rank=0, world_size=1).batch_sampler.world_size == 1, (
+        "a loader for other ranks is what was asked for"
+    )

@@ -26,8 +26,8 @@ PACKS = Counter((epoch, pack) for epoch, packs in enumerate(EPOCHS) for pack in 
 NUM_PACKS = 12  # of the obvious ways
 
 
-def launch(world: int, target: Any, *args: Any, folder: Path) -> list[Any]:
-    answers = run_ranks(world, target, world, *args, folder=folder)
+def launch(world_size: int, target: Any, *args: Any, folder: Path) -> list[Any]:
+    answers = run_ranks(world_size, target, world_size, *args, folder=folder)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -42,16 +42,16 @@ def _restore_to_cpu() -> None:
     )
 
 
-def as_launched(rank: int, world: int) -> None:
+def as_launched(rank: int, world_size: int) -> None:
     """The environment that a launcher sets; the process group is there already."""
     torch.set_num_threads(1)
     _restore_to_cpu()
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "ACCELERATE_USE_CPU": "true"}
 
 
-def train_packs(rank: int, world: int, folder: str, checkpoint: str | None, workers: int = 0) -> Any:
-    as_launched(rank, world)
+def train_packs(rank: int, world_size: int, folder: str, checkpoint: str | None, workers: int = 0) -> Any:
+    as_launched(rank, world_size)
     data = Packs(plan_of(*EPOCHS), log=Path(folder) / f"log-{rank}")
     trainer = trainer_of(data, Path(folder), ddp_backend="gloo", dataloader_num_workers=workers)
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -59,8 +59,8 @@ def train_packs(rank: int, world: int, folder: str, checkpoint: str | None, work
     return trainer.trained, found, reads(Path(folder) / f"log-{rank}")
 
 
-def evaluate_packs(rank: int, world: int, folder: str) -> float:
-    as_launched(rank, world)
+def evaluate_packs(rank: int, world_size: int, folder: str) -> float:
+    as_launched(rank, world_size)
     trainer = trainer_of(Packs(plan_of(*EPOCHS)), Path(folder), ddp_backend="gloo")
     return trainer.evaluate(Packs(plan_of(7)))["eval_loss"]
 
@@ -75,17 +75,17 @@ def real(trained: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class Mine(IterableDataset):
     """Packs of this rank only, as a rank-aware stream would give them."""
 
-    def __init__(self, rank: int, world: int) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        for pack in range(self.rank, NUM_PACKS, self.world):
+        for pack in range(self.rank, NUM_PACKS, self.world_size):
             ids = torch.arange(4) + pack
             yield {"input_ids": ids, "labels": ids, "pack": torch.tensor(pack)}
 
 
-def train_stream(rank: int, world: int, folder: str, dispatch: bool) -> Any:
-    as_launched(rank, world)
+def train_stream(rank: int, world_size: int, folder: str, dispatch: bool) -> Any:
+    as_launched(rank, world_size)
     args = arguments(
         Path(folder),
         ddp_backend="gloo",
@@ -95,7 +95,9 @@ def train_stream(rank: int, world: int, folder: str, dispatch: bool) -> Any:
         remove_unused_columns=False,
         accelerator_config={"dispatch_batches": dispatch},
     )
-    trainer = PlainTrainer(model=Model(), args=args, train_dataset=Mine(rank, world), data_collator=default_collate)
+    trainer = PlainTrainer(
+        model=Model(), args=args, train_dataset=Mine(rank, world_size), data_collator=default_collate
+    )
     trainer.train()
     return trainer.trained
 
@@ -107,8 +109,8 @@ class Prepared(PackTrainer):
         return self.accelerator.prepare(super().get_train_dataloader())
 
 
-def train_prepared(rank: int, world: int, folder: str) -> Any:
-    as_launched(rank, world)
+def train_prepared(rank: int, world_size: int, folder: str) -> Any:
+    as_launched(rank, world_size)
     data = Packs(plan_of(*EPOCHS))
     options = {**trainer_arguments(data.schedule), "max_steps": 2, "save_strategy": "no", "ddp_backend": "gloo"}
     trainer = Prepared(model=Model(), args=arguments(Path(folder), **options), train_dataset=data, data_collator=None)
@@ -121,15 +123,15 @@ def train_prepared(rank: int, world: int, folder: str) -> Any:
 RESUMED = ((2, 0), (3, 2), (4, 0))  # after this step, with this many workers
 
 
-def train_all(rank: int, world: int, folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"whole": train_packs(rank, world, f"{folder}/whole", None)}
-    found["evaluated"] = evaluate_packs(rank, world, f"{folder}/evaluated")
+def train_all(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"whole": train_packs(rank, world_size, f"{folder}/whole", None)}
+    found["evaluated"] = evaluate_packs(rank, world_size, f"{folder}/evaluated")
     for step, workers in RESUMED:
         checkpoint = f"{folder}/whole/checkpoint-{step}"
-        found[f"resumed {step}"] = train_packs(rank, world, f"{folder}/resumed-{step}", checkpoint, workers)
+        found[f"resumed {step}"] = train_packs(rank, world_size, f"{folder}/resumed-{step}", checkpoint, workers)
     for dispatch in (True, False):
-        found[f"stream {dispatch}"] = train_stream(rank, world, f"{folder}/stream", dispatch)
-    return {**found, "prepared": train_prepared(rank, world, f"{folder}/prepared")}
+        found[f"stream {dispatch}"] = train_stream(rank, world_size, f"{folder}/stream", dispatch)
+    return {**found, "prepared": train_prepared(rank, world_size, f"{folder}/prepared")}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +154,7 @@ def test_each_pack_is_trained_on_one_rank(ranks: list[dict[str, Any]]) -> None:
 
 def test_an_evaluation_is_over_the_tokens_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
     """The last of seven packs stands beside one that fills up."""
-    model, batches = Model().eval(), list(Packs(plan_of(7)).loader(rank=0, world=1))
+    model, batches = Model().eval(), list(Packs(plan_of(7)).loader(rank=0, world_size=1))
     total = sum(token_loss(model(batch["input_ids"]), batch["labels"], 1).item() for batch in batches)
     wanted = total / sum(batch.info.supervised_tokens for batch in batches)
     assert [rank["evaluated"] for rank in ranks] == pytest.approx([wanted, wanted], abs=1e-5)

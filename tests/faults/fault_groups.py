@@ -100,23 +100,23 @@ class Run:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
 
-    def start(self, world: int = 1, *, broken: str = "", **job: Any) -> Group:
+    def start(self, world_size: int = 1, *, broken: str = "", **job: Any) -> Group:
         """A group that goes on from the last state."""
         self.attempts += 1
         given = {"kind": self.kind, "config": self.config, "run": str(self.folder), "attempt": self.attempts, **job}
         path = self.folder / f"job-{self.attempts}.json"
         path.write_text(json.dumps(given))
         pids = []
-        for rank in range(world):
+        for rank in range(world_size):
             log = self.folder / f"log-{self.attempts}-{rank}.txt"
-            environment = {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1"}
             pids.append(self.nursery.start(path, log, {**environment, "PACKTRAIN_TEST_BREAK": broken}))
         return Group(self, self.attempts, pids)
 
-    def finish(self, world: int = 1, **job: Any) -> None:
+    def finish(self, world_size: int = 1, **job: Any) -> None:
         """A group that comes to the end of the run."""
-        group = self.start(world, **job)
-        assert group.wait() == [0] * world, group.said()
+        group = self.start(world_size, **job)
+        assert group.wait() == [0] * world_size, group.said()
         self.assert_nothing_left()
 
     def ledgers(self) -> list[Attempt]:

@@ -40,7 +40,7 @@ class Attempt:
     """One group of processes from its start to its end."""
 
     number: int
-    world: int
+    world_size: int
     epoch: int  # where it began
     next_pack: int
     lines: tuple[Line, ...]
@@ -62,8 +62,8 @@ def _attempt(number: int, paths: list[Path]) -> Attempt | None:
         text = path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]  # who is killed while writing was not given that batch yet
         for line in map(json.loads, whole.splitlines()):
-            if "world" in line:
-                starts.append((line["world"], line["epoch"], line["next_pack"]))
+            if "world_size" in line:
+                starts.append((line["world_size"], line["epoch"], line["next_pack"]))
             elif "end" in line:
                 ended += 1
             else:
@@ -72,8 +72,10 @@ def _attempt(number: int, paths: list[Path]) -> Attempt | None:
     if not starts:
         return None
     assert len(set(starts)) == 1, f"ranks of attempt {number} began at different places: {starts}"
-    world, epoch, next_pack = starts[0]
-    return Attempt(number=number, world=world, epoch=epoch, next_pack=next_pack, lines=tuple(lines), ended=ended)
+    world_size, epoch, next_pack = starts[0]
+    return Attempt(
+        number=number, world_size=world_size, epoch=epoch, next_pack=next_pack, lines=tuple(lines), ended=ended
+    )
 
 
 def problems(attempts: list[Attempt], reference: Attempt, packs_per_step: int) -> list[str]:
@@ -82,7 +84,7 @@ def problems(attempts: list[Attempt], reference: Attempt, packs_per_step: int) -
     `reference` is one process that was never disturbed. Lines behind the state from which the next attempt began are
     what a trainer does again: they do not count, but must say the same.
     """
-    assert (reference.world, reference.ended) == (1, 1), "not an undisturbed run"
+    assert (reference.world_size, reference.ended) == (1, 1), "not an undisturbed run"
     assert reference.lines, "nothing to compare with"
     kept: list[Line] = []
     for attempt, after in zip(attempts, [*attempts[1:], None], strict=True):
@@ -92,8 +94,8 @@ def problems(attempts: list[Attempt], reference: Attempt, packs_per_step: int) -
     found += _same_content((line for attempt in attempts for line in attempt.lines), reference)
     for attempt in attempts:
         found += _repeated(attempt)
-    if attempts[-1].ended != attempts[-1].world:
-        found.append(f"unfinished: {attempts[-1].ended} of {attempts[-1].world} ranks came to the end")
+    if attempts[-1].ended != attempts[-1].world_size:
+        found.append(f"unfinished: {attempts[-1].ended} of {attempts[-1].world_size} ranks came to the end")
     return found
 
 

@@ -83,8 +83,8 @@ class Job:
 class Consumer:
     """One rank."""
 
-    def __init__(self, job: Job, rank: int, world: int) -> None:
-        self.job, self.rank, self.world = job, rank, world
+    def __init__(self, job: Job, rank: int, world_size: int) -> None:
+        self.job, self.rank, self.world_size = job, rank, world_size
         self.run = Path(job.run)
         self.failures = FailureCounter(job.max_failure_rate, self.run / SKIPPED)
 
@@ -105,7 +105,7 @@ class Consumer:
         if self.job.quick_retries:
             _retry_quickly()
         self.point("built")
-        if self.world > 1:
+        if self.world_size > 1:
             self._meet()
             with RankWatchdog.of_group(deadline=DEADLINE, start_deadline=60) as watch:
                 self._deliver(dataset, watch)
@@ -117,15 +117,15 @@ class Consumer:
         """Join the group through a store whose port the first rank writes down."""
         place = self.run / f"meeting-{self.job.attempt}"
         if self.rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, self.world, is_master=True, wait_for_workers=False)
+            store = dist.TCPStore("127.0.0.1", 0, self.world_size, is_master=True, wait_for_workers=False)
             with atomic_path(place) as temporary:
                 temporary.write_text(str(store.port))
         else:
             while not place.exists():
                 time.sleep(0.005)
-            store = dist.TCPStore("127.0.0.1", int(place.read_text()), self.world, is_master=False)
+            store = dist.TCPStore("127.0.0.1", int(place.read_text()), self.world_size, is_master=False)
         limit = timedelta(seconds=90)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world, timeout=limit)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=limit)
 
     def _deliver(self, dataset: Any, watch: RankWatchdog | None) -> None:
         batches = Iterated(dataset) if self.job.kind == "iterated" else self._loader(dataset)
@@ -138,7 +138,7 @@ class Consumer:
         begin = batches.state_dict()
         name = f"ledger-{self.job.attempt:03d}-{self.rank}.jsonl"
         self._ledger = os.open(self.run / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND)
-        self._write(epoch=begin["epoch"], next_pack=begin["next_pack"], world=self.world)
+        self._write(epoch=begin["epoch"], next_pack=begin["next_pack"], world_size=self.world_size)
         number = 0
         for _ in range(begin["epoch"], self.job.config["epochs"]):
             for batch in batches:
@@ -176,7 +176,7 @@ class Consumer:
             self._save(batches, f"{key.epoch}:{key.step}")
 
     def _save(self, batches: Any, step: str) -> None:
-        if self.world > 1:
+        if self.world_size > 1:
             dist.barrier()
         if self.rank == 0:
             with atomic_path(self.run / STATE) as temporary:
@@ -184,7 +184,7 @@ class Consumer:
                 temporary.write_text(json.dumps(state))
                 self.point(f"save:{step}")
             self.point(f"saved:{step}")
-        if self.world > 1:
+        if self.world_size > 1:
             dist.barrier()
 
     def _write(self, **line: Any) -> None:

@@ -41,10 +41,10 @@ def in_the_middle(path: Path) -> None:
     data.flip(path, path.stat().st_size // 2)
 
 
-def harmed(run: Run, harm: Callable[[], None], world: int = 1, **job: object) -> tuple[list[int], str]:
+def harmed(run: Run, harm: Callable[[], None], world_size: int = 1, **job: object) -> tuple[list[int], str]:
     """How a group ends whose data are harmed once it is built, and what it said."""
-    group = run.start(world, parks=[(rank, "built") for rank in range(world)], **job)
-    for rank in range(world):
+    group = run.start(world_size, parks=[(rank, "built") for rank in range(world_size)], **job)
+    for rank in range(world_size):
         group.parked(rank)
     harm()
     group.go()

@@ -84,21 +84,21 @@ def test_reads_that_fail_at_first_are_tried_again(
     assert problems(run.ledgers(), reference("stream"), data.PACKS_PER_STEP) == []
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_reads_that_go_on_failing_stop_the_group_which_can_be_resumed(
-    make_run: MakeRun, reference: Reference, remote: list[Path], tmp_path: Path, world: int
+    make_run: MakeRun, reference: Reference, remote: list[Path], tmp_path: Path, world_size: int
 ) -> None:
     run = remote_run(make_run, remote, tmp_path / "cache")
-    parks = [(rank, "built") for rank in range(world)]
-    group = run.start(world, parks=parks, quick_retries=True)
-    for rank in range(world):
+    parks = [(rank, "built") for rank in range(world_size)]
+    group = run.start(world_size, parks=parks, quick_retries=True)
+    for rank in range(world_size):
         group.parked(rank)
     shard_checks.behave(remote[4], fail_at=2000, times=10**6)
     group.go()
-    assert group.wait(60) == [1] * world, group.said()
+    assert group.wait(60) == [1] * world_size, group.said()
     assert "shard-004.tar.gz" in group.said()
     assert "a fault that was asked for" in group.said()
     assert "to do:" in group.said()
     shard_checks.behave(remote[4])
-    run.finish(world)
+    run.finish(world_size)
     assert problems(run.ledgers(), reference("stream"), data.PACKS_PER_STEP) == []

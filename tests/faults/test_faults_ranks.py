@@ -25,11 +25,11 @@ def test_the_stream_does_not_depend_on_workers(make_run: MakeRun, sound: Sound, 
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_every_number_of_ranks_delivers_the_same(make_run: MakeRun, sound: Sound, kind: str, world: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_number_of_ranks_delivers_the_same(make_run: MakeRun, sound: Sound, kind: str, world_size: int) -> None:
     run = make_run(kind)
-    run.finish(world)
-    assert {line.rank for line in run.ledgers()[0].lines} == set(range(world))
+    run.finish(world_size)
+    assert {line.rank for line in run.ledgers()[0].lines} == set(range(world_size))
     sound(run)
 
 
@@ -37,14 +37,14 @@ def test_every_number_of_ranks_delivers_the_same(make_run: MakeRun, sound: Sound
 def test_the_number_of_ranks_changes_at_every_resume(make_run: MakeRun, sound: Sound, kind: str) -> None:
     run = make_run(kind)
     worlds = [1, 2, 3, 4, 2, 1, 4, 3]
-    for number, world in enumerate(worlds[:-1]):
+    for number, world_size in enumerate(worlds[:-1]):
         point = f"line:0:{number + 1}" if number < 4 else f"line:1:{number - 3}"
-        group = run.start(world, parks=[(0, point)], workers=number % 2)
+        group = run.start(world_size, parks=[(0, point)], workers=number % 2)
         group.parked()
         group.kill()
     run.finish(worlds[-1])
     attempts = run.ledgers()
-    assert [attempt.world for attempt in attempts] == worlds
+    assert [attempt.world_size for attempt in attempts] == worlds
     assert all(one.next_pack != other.next_pack or one.epoch != other.epoch for one, other in pairwise(attempts))
     sound(run)
 
@@ -59,22 +59,22 @@ def test_a_dataset_iterated_without_a_loader_goes_on_as_well(make_run: MakeRun, 
     sound(run)
 
 
-@pytest.mark.parametrize(("kind", "world"), [("map", 1), ("stream", 2)])
+@pytest.mark.parametrize(("kind", "world_size"), [("map", 1), ("stream", 2)])
 def test_a_worker_that_is_killed_ends_the_group_with_a_message(
-    make_run: MakeRun, sound: Sound, kind: str, world: int
+    make_run: MakeRun, sound: Sound, kind: str, world_size: int
 ) -> None:
     run = make_run(kind)
-    group = run.start(world, workers=2, parks=[(world - 1, "line:0:2")])
-    group.parked(world - 1)
+    group = run.start(world_size, workers=2, parks=[(world_size - 1, "line:0:2")])
+    group.parked(world_size - 1)
     victims = children(group.pids[-1])
     assert len(victims) == 2, "workers were not found"
     os.kill(victims[0], signal.SIGKILL)
     group.go()
     *others, code = group.wait(60)
-    assert [*others, code] == [1] * world, group.said()
+    assert [*others, code] == [1] * world_size, group.said()
     assert "a worker process was lost (SIGKILL) while packs" in group.said()
     wait_until(lambda: not run.nursery.living(), "the end of all", 20)
-    run.finish(world, workers=2)
+    run.finish(world_size, workers=2)
     sound(run)
 
 

@@ -239,7 +239,7 @@ def test_exit_codes(place: Place, tmp_path: Path, run: Callable[..., tuple[int, 
     assert len(ledger(tmp_path / "out")) == len(BAD)
     code, out, err = run(*arguments, "--max-failure-rate", 0.6)
     assert code == 0, err
-    assert f"{len(BAD)} in the ledger" in out
+    assert f"{len(BAD)} skipped" in out
 
 
 def test_on_error_fail_names_the_first(place: Place, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_columns_of_other_names(tmp_path: Path, qwen: Path, run: Callable[..., t
     assert "looks like: --columns query=question,response=answer" in err
     code, out, err = run(*arguments, "--columns", "query=question,response=answer")
     assert code == 0, err
-    assert "3 measured + 0 in the ledger" in out
+    assert "3 measured + 0 skipped" in out
     code, _, err = run(*arguments, "--columns", "query")
     assert code == 2
     assert "NAME_IN_DATA=NAME_HERE" in err

@@ -140,7 +140,7 @@ def test_a_head_that_cannot_be_used(tmp_path: Path) -> None:
         other = json.loads(whole[:head]) | {"version": version}
         path.write_bytes(json.dumps(other).encode() + b"\n" + whole[head:])
         journal, stale = Journal.open(path, INPUTS)
-        assert stale == [f"journal format {version} -> 6"]
+        assert stale == [f"journal format {version} -> 7"]
         assert len(journal) == 0
         journal.close()
 

@@ -152,9 +152,9 @@ def test_batches_are_bounded_by_what_they_hold(tmp_path: Path) -> None:
     sizes: list[int] = []
 
     class Rule:
-        def price(self, batch: Any, store: Any) -> list[Any]:
+        def compute_costs(self, batch: Any, store: Any) -> list[Any]:
             sizes.append(len(batch))
-            return [RecordError("test", "not priced") for _ in batch]
+            return [RecordError("test", "not counted") for _ in batch]
 
     data = lines(tmp_path / "d.jsonl", chat("x"))
     measurer = Measurer(Request(specs=tuple(open_sources(str(data))), model="unused"), Rule())
@@ -170,9 +170,9 @@ def test_batches_are_bounded_by_their_texts(tmp_path: Path) -> None:
     sizes: list[int] = []
 
     class Rule:
-        def price(self, batch: Any, store: Any) -> list[Any]:
+        def compute_costs(self, batch: Any, store: Any) -> list[Any]:
             sizes.append(sum(_characters(sized.record) for sized in batch))
-            return [RecordError("test", "not priced") for _ in batch]
+            return [RecordError("test", "not counted") for _ in batch]
 
     text = "x" * 300_000
     pq.write_table(pa.Table.from_pylist([chat(text)] * 40), tmp_path / "d.parquet", compression="zstd")

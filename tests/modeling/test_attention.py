@@ -27,7 +27,7 @@ from encoded import (
 )
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.delivery.collate.collators import ConstantShapes, PaddedCollator
+from packtrain.delivery.collate.collators import PaddedCollator, StaticShapes
 from packtrain.families.family import BatchContract
 from packtrain.modeling import varlen
 from packtrain.modeling.attention import BACKENDS, VARLEN_LOOP, choose_backend, set_attention
@@ -201,10 +201,12 @@ def test_static_shapes_change_nothing(backend: str) -> None:
     set_attention(model, backend, contract("qwen3_vl"))
     with torch.no_grad():
         wanted = alone("qwen3_vl", model, members)
-        batch = packed("qwen3_vl", *members, constant=ConstantShapes(tokens=tokens, segments=9))
+        batch = packed("qwen3_vl", *members, static_shapes=StaticShapes(tokens=tokens, segments=9))
         assert batch["input_ids"].shape == (1, tokens)
         assert difference(cut(logits(model, batch), members), wanted) <= CLOSE
-        assert torch.isfinite(logits(model, packed("qwen3_vl", constant=ConstantShapes(tokens=64, segments=3)))).all()
+        assert torch.isfinite(
+            logits(model, packed("qwen3_vl", static_shapes=StaticShapes(tokens=64, segments=3)))
+        ).all()
 
 
 @pytest.mark.contract

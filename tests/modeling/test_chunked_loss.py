@@ -58,7 +58,7 @@ def test_every_family(family: str) -> None:
     expected_loss = whole(model, batch)
     expected = gradients(model, expected_loss)
     loss = ChunkedLoss.install(model, chunk=5)
-    with loss.taking(Targets.of(batch["labels"])):
+    with loss.using(Targets.of(batch["labels"])):
         found = model(**batch).loss
     assert float(found) == pytest.approx(float(expected_loss), rel=1e-6)
     assert_same(gradients(model, found), expected)
@@ -71,7 +71,7 @@ def test_chunks_change_nothing(chunk: int) -> None:
     expected_loss = whole(model, batch, weights)
     expected = gradients(model, expected_loss)
     loss = ChunkedLoss.install(model, chunk=chunk)
-    with loss.taking(Targets.of(batch["labels"], weights)):
+    with loss.using(Targets.of(batch["labels"], weights)):
         found = model(**batch).loss
     assert float(found) == pytest.approx(float(expected_loss), rel=1e-6)
     assert_same(gradients(model, found), expected)
@@ -84,7 +84,7 @@ def test_labels_are_smoothed_as_transformers_does_it(chunk: int) -> None:
     expected_loss = LabelSmoother(0.2)(model(**given), batch["labels"], shift_labels=True, num_items_in_batch=1)
     expected = gradients(model, expected_loss)
     loss = ChunkedLoss.install(model, chunk=chunk, smoothing=0.2)
-    with loss.taking(Targets.of(batch["labels"])):
+    with loss.using(Targets.of(batch["labels"])):
         found = model(**batch).loss
     assert float(found) == pytest.approx(float(expected_loss), rel=1e-6)
     assert_same(gradients(model, found), expected)
@@ -93,7 +93,7 @@ def test_labels_are_smoothed_as_transformers_does_it(chunk: int) -> None:
 def test_no_logits_are_made() -> None:
     model, batch = ready("llama"), batch_of("llama")
     loss = ChunkedLoss.install(model)
-    with loss.taking(Targets.of(batch["labels"])):
+    with loss.using(Targets.of(batch["labels"])):
         outputs = model(**batch)
     assert outputs.logits.shape[-1] == model.config.hidden_size
 
@@ -102,7 +102,7 @@ def test_outside_the_model_is_unchanged() -> None:
     model, batch = ready("llama").eval(), batch_of("llama")
     before = model(**batch)
     loss = ChunkedLoss.install(ChunkedLoss.install(model)._base)  # idempotent
-    with pytest.raises(RuntimeError, match="planted"), loss.taking(Targets.of(batch["labels"])):
+    with pytest.raises(RuntimeError, match="planted"), loss.using(Targets.of(batch["labels"])):
         raise RuntimeError("planted")
     after = model(**batch)
     assert torch.equal(before.logits, after.logits)
@@ -117,7 +117,7 @@ def test_a_batch_without_loss_has_gradients_of_zero() -> None:
     model, batch = ready("llama"), batch_of("llama")
     batch["labels"] = torch.full_like(batch["labels"], IGNORED)
     loss = ChunkedLoss.install(model)
-    with loss.taking(Targets.of(batch["labels"])):
+    with loss.using(Targets.of(batch["labels"])):
         found = model(**batch).loss
     assert float(found) == 0
     grads = gradients(model, found)
@@ -132,7 +132,7 @@ def test_rows_of_a_padded_batch() -> None:
     batch = {"input_ids": ids, "labels": labels, "attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])}
     expected = whole(model, batch)
     loss = ChunkedLoss.install(model, chunk=2)
-    with loss.taking(Targets.of(labels)):
+    with loss.using(Targets.of(labels)):
         found = model(**batch).loss
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
@@ -148,7 +148,7 @@ def test_frozen_head_and_adapters() -> None:
     expected_loss = whole(model, batch)
     expected = gradients(model, expected_loss)
     loss = ChunkedLoss.install(model, chunk=4)
-    with loss.taking(Targets.of(batch["labels"])):
+    with loss.using(Targets.of(batch["labels"])):
         found = model(**batch).loss
     assert_same(gradients(model, found), expected)
 
@@ -164,7 +164,7 @@ def test_half_precision_is_as_good_as_whole_logits(autocast: bool) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             if chunked:
                 loss = ChunkedLoss.install(model, chunk=3)
-                with loss.taking(Targets.of(batch["labels"])):
+                with loss.using(Targets.of(batch["labels"])):
                     value = model(**batch).loss
             else:
                 value = whole(model, batch)
@@ -182,7 +182,7 @@ def test_what_the_sum_is_divided_by_is_not_rounded() -> None:
     loss = ChunkedLoss.install(model)
     found = []
     for divisor in (1, 1020):
-        with loss.taking(Targets.of(batch["labels"])):
+        with loss.using(Targets.of(batch["labels"])):
             total = model(**batch).loss / divisor
         (gradient,) = torch.autograd.grad(total, hidden[-1])
         found.append(gradient.double() * divisor)

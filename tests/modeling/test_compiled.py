@@ -11,7 +11,7 @@ import segment_kernel
 import torch
 from torch import Tensor
 
-from packtrain.delivery.collate.collators import ConstantShapes
+from packtrain.delivery.collate.collators import StaticShapes
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.compiled import CompiledLayers, compile_layers, undo_compile
 from packtrain.modeling.preparation import prepare_model
@@ -35,7 +35,7 @@ def packs() -> list[Any]:
     made = [encoded.sample(FAMILY, "image", words=words, seed=seed) for seed, words in enumerate((5, 9, 14, 3, 20, 8))]
     members = [made[:3], made[3:5], made[1:2], made[2:6], made[:5]]
     tokens = max(sum(map(len, some)) for some in members) + MARGIN
-    return [encoded.packed(FAMILY, *some, constant=ConstantShapes(tokens=tokens)) for some in members]
+    return [encoded.packed(FAMILY, *some, static_shapes=StaticShapes(tokens=tokens)) for some in members]
 
 
 def ready(*, attention: str = "varlen") -> tuple[Any, ChunkedLoss]:
@@ -48,7 +48,7 @@ def trained(model: Any, loss: ChunkedLoss, batches: list[Any]) -> list[tuple[flo
     found = []
     for batch in batches:
         model.zero_grad()
-        with loss.taking(Targets.of(batch["labels"])):
+        with loss.using(Targets.of(batch["labels"])):
             value = model(**batch).loss
         value.backward()
         found.append((float(value), encoded.gradients(model)))
@@ -143,7 +143,7 @@ def test_any_length_without_static_shapes() -> None:
     (model, loss), made = ready(), [encoded.sample(FAMILY, words=words, seed=words) for words in (5, 9, 14, 30)]
     batches = [encoded.packed(FAMILY, *made[:count]) for count in (1, 2, 3, 4)]
     expected = trained(model, loss, batches)
-    compile_layers(model, vision=False, constant=False, backend="eager")
+    compile_layers(model, vision=False, static_shapes=False, backend="eager")
     assert_same(trained(model, loss, batches), expected)
     assert graphs() <= 2
 

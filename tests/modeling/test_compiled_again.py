@@ -13,7 +13,7 @@ import segment_kernel
 import torch
 from torch import Tensor
 
-from packtrain.delivery.collate.collators import ConstantShapes
+from packtrain.delivery.collate.collators import StaticShapes
 from packtrain.modeling import compiled
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
 from packtrain.modeling.preparation import prepare_model
@@ -83,12 +83,12 @@ def packs(family: str, *, constant: bool) -> list[Any]:
     media = ("image",) if family == WINDOWS else ()
     made = [encoded.sample(family, *media, words=words, seed=words) for words in (5, 9, 14, 3)]
     members = [made[:2], made[3:], made]
-    shapes = ConstantShapes(tokens=max(sum(map(len, some)) for some in members) + 7) if constant else None
-    return [encoded.packed(family, *some, constant=shapes) for some in members]
+    shapes = StaticShapes(tokens=max(sum(map(len, some)) for some in members) + 7) if constant else None
+    return [encoded.packed(family, *some, static_shapes=shapes) for some in members]
 
 
 def loss_of(model: Any, loss: ChunkedLoss, batch: Any) -> Tensor:
-    with loss.taking(Targets.of(batch["labels"])):
+    with loss.using(Targets.of(batch["labels"])):
         return model(**batch).loss
 
 
@@ -116,7 +116,7 @@ def test_blocks_with_windows(compiler: Compiler, monkeypatch: pytest.MonkeyPatch
     """The first block is given a view. A graph is made for it, and the next, for what is none, would fit it as well."""
     if views:
         monkeypatch.setattr(compiled, "_without_view", lambda hidden: hidden)
-    model, batches = model_of(WINDOWS), packs(WINDOWS, constant=True)
+    model, batches = model_of(WINDOWS), packs(WINDOWS, static_shapes=True)
     loss = ChunkedLoss.install(model, chunk=16)
     expected = [gradients(model, loss_of(model, loss, batch)) for batch in batches]
     assert compile_recomputed(model, compiler, language=False) == compiled.CompiledLayers(language=0, vision=3)
@@ -135,7 +135,7 @@ def test_blocks_with_windows(compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.full
 def test_layers_with_sliding_windows(compiler: Compiler) -> None:
     """Graphs for any length are made after the first pass, and would fit it as well, before it is recomputed."""
-    model, batches = model_of(SLIDING), packs(SLIDING, constant=False)[:2]
+    model, batches = model_of(SLIDING), packs(SLIDING, static_shapes=False)[:2]
     assert len({batch["input_ids"].shape for batch in batches}) == 2
     loss = ChunkedLoss.install(model, chunk=16)
     wanted = gradients(model, *(loss_of(model, loss, batch) for batch in batches))

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from packtrain import DatasetConfig, MultiModalDataset
 from packtrain.core.errors import DataError
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import PackCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.families.contracts import contract_for
@@ -99,12 +99,12 @@ def test_padding_changes_no_sample(name: str, backend: str) -> None:
     samples = [sample(str(tokens), tokens, rows) for tokens in (12, 1, 20)]
     alone = [outputs(model, contract, one) for one in samples]
     set_attention(model, backend, contract)
-    shapes = ConstantShapes(tokens=4 * ORIGINAL)
-    packed = outputs(model, contract, *samples, constant=shapes)
+    shapes = StaticShapes(tokens=4 * ORIGINAL)
+    packed = outputs(model, contract, *samples, static_shapes=shapes)
     assert len(packed) == shapes.tokens, "else there is no padding"
     for expected, found in zip(alone, packed.split([12, 1, 20, len(packed) - 33]), strict=False):
         assert (found - expected).abs().max() < 1e-6 * expected.abs().max()
-    assert outputs(model, contract, constant=shapes).isfinite().all(), "a row without samples"
+    assert outputs(model, contract, static_shapes=shapes).isfinite().all(), "a row without samples"
 
 
 @pytest.mark.contract

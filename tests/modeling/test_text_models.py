@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto import modeling_auto
 
 from packtrain.core.errors import ConfigError, DataError
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import PackCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import synthetic_sample
 from packtrain.families.contracts import contract_for
@@ -107,7 +107,9 @@ def assert_exact(stock: Any, backend: str) -> str:
     model, contract = copy.deepcopy(stock), contract_for(plain(stock.config))
     used = set_attention(model, backend, contract)
     samples = [drawn(tokens) for tokens in LENGTHS]
-    collate = PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=80), boundaries=used.startswith("varlen"))
+    collate = PackCollator(
+        contract, pad_id=0, static_shapes=StaticShapes(tokens=80), boundaries=used.startswith("varlen")
+    )
     batch = dict(collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))]))
     del batch["labels"]
     with torch.no_grad():

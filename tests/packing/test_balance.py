@@ -19,10 +19,10 @@ from packtrain.packing.schedule import BalanceLine, Schedule, balance_table, eve
 @given(
     tokens=st.lists(st.integers(1, 1_000), min_size=1, max_size=40),
     size=st.integers(1, 12),
-    world=st.integers(1, 8),
+    world_size=st.integers(1, 8),
     balance=st.sampled_from(["sorted", "strict", "random"]),
 )
-def test_evenness_is_what_it_says(tokens: list[int], size: int, world: int, balance: str) -> None:
+def test_evenness_is_what_it_says(tokens: list[int], size: int, world_size: int, balance: str) -> None:
     samples = [1 + n % 5 for n in tokens]
     plan = made_plan([{"tokens": tokens, "attention": [n * n for n in tokens], "samples": samples}])
     schedule = Schedule(plan, packs_per_step=size, balance=balance)  # type: ignore[arg-type]
@@ -32,10 +32,10 @@ def test_evenness_is_what_it_says(tokens: list[int], size: int, world: int, bala
         step = schedule.step(0, number).tolist()
         lengths.append(sum(tokens[pack] for pack in step) / sum(samples[pack] for pack in step))
         counts.append(sum(samples[pack] for pack in step))
-        for start in range(0, size - world + 1, world):
-            busy = [work[pack] for pack in step[start : start + world]]
-            ratios.append(max(busy) / (sum(busy) / world))
-    found = evenness(schedule, world)
+        for start in range(0, size - world_size + 1, world_size):
+            busy = [work[pack] for pack in step[start : start + world_size]]
+            ratios.append(max(busy) / (sum(busy) / world_size))
+    found = evenness(schedule, world_size)
     assert found.slowest == pytest.approx(np.mean(ratios) if ratios else 1.0)
     assert found.length_spread == pytest.approx(np.std(lengths) if lengths else 0.0, abs=1e-9)
     assert found.samples_spread == pytest.approx(np.std(counts) if counts else 0.0, abs=1e-9)
@@ -67,11 +67,11 @@ def test_the_table_leaves_out_ranks_that_the_plan_cannot_keep_busy() -> None:
     assert [line.packs_per_step for line in balance_table(made_plan([{"tokens": range(1, 21)}]))] == [16, 20, 16]
 
 
-def lvis_line(folder: Path, count: int, world: int) -> BalanceLine:
+def lvis_line(folder: Path, count: int, world_size: int) -> BalanceLine:
     plan = build_plan(lvis_table(folder, count), PackingConfig(packing_length=20_000), WORK)
-    (line,) = balance_table(plan, ranks=(world,))
+    (line,) = balance_table(plan, ranks=(world_size,))
     assert line.steps > 10, "too few steps to say anything"
-    assert line.packs_per_step == 8 * world
+    assert line.packs_per_step == 8 * world_size
     return line
 
 
@@ -86,6 +86,6 @@ def check_line(line: BalanceLine) -> None:
     assert line.strict.length_spread > 1.5 * line.random.length_spread
 
 
-@pytest.mark.parametrize(("count", "world"), [(12_000, 8), (60_000, 32)])
-def test_lvis_like_packs_are_even(tmp_path: Path, count: int, world: int) -> None:
-    check_line(lvis_line(tmp_path, count, world))
+@pytest.mark.parametrize(("count", "world_size"), [(12_000, 8), (60_000, 32)])
+def test_lvis_like_packs_are_even(tmp_path: Path, count: int, world_size: int) -> None:
+    check_line(lvis_line(tmp_path, count, world_size))

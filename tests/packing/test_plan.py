@@ -24,6 +24,7 @@ from packtrain.core.artifacts import DiskFull, read_json, write_json
 from packtrain.core.errors import ArtifactError
 from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import KIND, PLAN, VERSION, PackPlan
+from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import PackProgress, build_plan
 from packtrain.packing.resources import EXTRAS, RESOURCES
 
@@ -300,6 +301,19 @@ def test_plans_of_other_inputs_are_refused_by_name(tmp_path: Path, change: dict[
     with pytest.raises(ArtifactError, match=field) as error:
         plan.check_inputs(other)
     assert "pack this table again" in str(error.value)
+
+
+def test_a_setting_at_its_default_is_in_no_fingerprint() -> None:
+    """So that a setting that is new leaves older plans and their runs as they are."""
+    assert PackingConfig(packing_length=64).given() == {"packing_length": 64}
+    assert PackingConfig(packing_length=64, shuffle=False, seed=0).given() == {"packing_length": 64, "shuffle": False}
+
+
+def test_the_fingerprint_does_not_know_of_defaults(table: CostTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = build_plan(table, config(), WORK)
+    before, described = plan.fingerprint, PackingConfig.describe
+    monkeypatch.setattr(PackingConfig, "describe", lambda self: {**described(self), "new": None})
+    assert plan.fingerprint == before
 
 
 def test_the_fingerprint_is_that_of_config_and_inputs(table: CostTable, tmp_path: Path) -> None:

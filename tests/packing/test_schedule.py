@@ -19,7 +19,7 @@ from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.packing.pack_plan import PackPlan
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.plan_builder import build_plan
-from packtrain.packing.schedule import EMPTY, LoaderState, Schedule, arrange, evenness
+from packtrain.packing.schedule import EMPTY_PACK, LoaderState, Schedule, arrange, evenness
 
 BALANCES: tuple[Any, ...] = ("sorted", "strict", "random", "length")
 
@@ -63,36 +63,36 @@ def test_steps_partition_the_epoch(plan: PackPlan, size: int, seed: int, balance
 
 
 @settings(max_examples=60, deadline=None)
-@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 50), rows=ROWS, balance=st.sampled_from(BALANCES))
+@given(plan=plans, size=st.integers(1, 40), world_size=st.integers(1, 50), rows=ROWS, balance=st.sampled_from(BALANCES))
 def test_micro_batches_hold_each_pack_once_whatever_the_world(
-    plan: PackPlan, size: int, world: int, rows: int, balance: Any
+    plan: PackPlan, size: int, world_size: int, rows: int, balance: Any
 ) -> None:
     schedule = Schedule(plan, packs_per_step=size, balance=balance)
     for number in range(schedule.num_steps(0)):
-        found = schedule.micro_batches(0, number, world, rows_per_batch=rows)
-        together = world * rows
+        found = schedule.micro_batches(0, number, world_size, rows_per_batch=rows)
+        together = world_size * rows
         assert found.shape == (-(-size // together), together), "accumulation is the same in every step"
-        assert len(found) == schedule.accumulation(world, rows)
+        assert len(found) == schedule.accumulation(world_size, rows)
         found[1::2] = found[1::2, ::-1].copy()  # every other micro-batch runs the other way
         flat = found.ravel()
         packs = len(schedule.step(0, number))
         assert flat[len(flat) - packs :].tolist() == schedule.step(0, number).tolist()
-        assert (flat[: len(flat) - packs] == EMPTY).all(), "the lightest packs are those without neighbours"
-        assert EMPTY < 0
+        assert (flat[: len(flat) - packs] == EMPTY_PACK).all(), "the lightest packs are those without neighbours"
+        assert EMPTY_PACK < 0
 
 
 @settings(max_examples=80, deadline=None)
-@given(plan=plans, size=st.integers(1, 40), world=st.integers(1, 12), rows=ROWS, balance=st.sampled_from(BALANCES))
+@given(plan=plans, size=st.integers(1, 40), world_size=st.integers(1, 12), rows=ROWS, balance=st.sampled_from(BALANCES))
 def test_a_step_goes_on_with_the_micro_batches_it_would_have_had(
-    plan: PackPlan, size: int, world: int, rows: int, balance: Any
+    plan: PackPlan, size: int, world_size: int, rows: int, balance: Any
 ) -> None:
     schedule = Schedule(plan, packs_per_step=size, balance=balance)
     for number in range(schedule.num_steps(0)):
-        whole = schedule.micro_batches(0, number, world, rows_per_batch=rows)
+        whole = schedule.micro_batches(0, number, world_size, rows_per_batch=rows)
         for micro_batch in range(len(whole) + 1):
-            before = whole[:micro_batch][whole[:micro_batch] != EMPTY]
+            before = whole[:micro_batch][whole[:micro_batch] != EMPTY_PACK]
             assert set(before) == set(schedule.step(0, number)[: len(before)]), "what is done is a prefix of the step"
-            rest = schedule.micro_batches(0, number, world, done=len(before), rows_per_batch=rows)
+            rest = schedule.micro_batches(0, number, world_size, done=len(before), rows_per_batch=rows)
             if len(before):
                 assert rest.tolist() == whole[micro_batch:].tolist()
             else:
@@ -112,15 +112,17 @@ def test_each_pack_is_trained_once_however_often_the_world_changes(
     schedule = Schedule(made_plan([{"tokens": range(1, packs + 1)}]), packs_per_step=size)
     for number in range(schedule.num_steps(0)):
         trained: list[int] = []
-        for world, rows in worlds:  # each of them saves after some micro-batch
-            rest = schedule.micro_batches(0, number, world, done=len(trained), rows_per_batch=rows)
+        for world_size, rows in worlds:  # each of them saves after some micro-batch
+            rest = schedule.micro_batches(0, number, world_size, done=len(trained), rows_per_batch=rows)
             left = len(schedule.step(0, number)) - len(trained)
-            assert len(rest) == (-(-left // (world * rows)) if trained else schedule.accumulation(world, rows))
+            assert len(rest) == (
+                -(-left // (world_size * rows)) if trained else schedule.accumulation(world_size, rows)
+            )
             taken = rest[: data.draw(st.integers(0, len(rest)))]
-            trained += taken[taken != EMPTY].tolist()
+            trained += taken[taken != EMPTY_PACK].tolist()
             assert set(trained) == set(schedule.step(0, number)[: len(trained)])
         last = schedule.micro_batches(0, number, worlds[-1][0], done=len(trained), rows_per_batch=worlds[-1][1])
-        trained += last[last != EMPTY].tolist()
+        trained += last[last != EMPTY_PACK].tolist()
         assert sorted(trained) == sorted(schedule.step(0, number).tolist())
 
 
@@ -172,10 +174,10 @@ def test_strict_steps_hold_similar_packs_in_random_order(plan: PackPlan, balance
     assert all(light[-1] <= heavy[0] for light, heavy in pairwise(steps))
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
-def test_strict_is_most_even_then_sorted_then_random(plan: PackPlan, world: int) -> None:
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_strict_is_most_even_then_sorted_then_random(plan: PackPlan, world_size: int) -> None:
     strict, in_order, random = (
-        evenness(Schedule(plan, packs_per_step=8 * world, balance=balance), world).slowest
+        evenness(Schedule(plan, packs_per_step=8 * world_size, balance=balance), world_size).slowest
         for balance in ("strict", "sorted", "random")
     )
     assert 1 <= strict <= in_order < random

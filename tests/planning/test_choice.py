@@ -196,7 +196,7 @@ def test_what_is_not_set_is_proposed_or_left_out() -> None:
 
 
 def test_a_baseline_that_contradicts_itself_is_refused() -> None:
-    assert Baseline(per_device_batch_size=2, effective_batch_size=128).accumulation(4) == 16
+    assert Baseline(per_device_train_batch_size=2, effective_batch_size=128).accumulation(4) == 16
     assert Baseline(gradient_accumulation_steps=3).samples_per_step(8) == 48
     assert Baseline(effective_batch_size=4).samples_per_step(8) == 4
     with pytest.raises(ConfigError, match="numbers that agree"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_tables import detection, films, write_table
 
-from packtrain.planning.dataset_statistics import MODALITIES, dataset_stats, histogram, modality_codes
+from packtrain.planning.dataset_statistics import CONTENTS, dataset_stats, histogram, modality_codes
 
 NUMBERS = st.lists(st.integers(0, 10**6) | st.integers(0, 30), min_size=1, max_size=200)
 
@@ -84,7 +84,7 @@ def test_thousands_of_sources_are_shown_as_the_largest_and_the_rest(tmp_path: Pa
 
 def test_every_modality_has_a_code() -> None:
     codes = modality_codes(np.array([0, 1, 2, 0, 5]), np.array([0, 0, 0, 1, 1]))
-    assert [MODALITIES[code] for code in codes] == list(MODALITIES)
+    assert [CONTENTS[code] for code in codes] == list(CONTENTS)
 
 
 def test_what_stands_out_is_said_with_numbers_of_the_data(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_what_stands_out_is_said_with_numbers_of_the_data(tmp_path: Path) -> Non
     assert f"{np.median(tokens):,.0f} tokens, the mean {tokens.mean():,.0f}: many short" in skew
     assert f"{tokens.max():,} tokens, {tokens.max() / tokens.mean():,.1f} times the mean" in outliers
     assert f"text {100 * (1 - image.sum() / tokens.sum()):.1f} %" in shares
-    assert f"give or take {image.std():,.0f}" in spread
-    assert "carry loss" in supervised
+    assert f"± {image.std():,.0f}" in spread
+    assert "are supervised" in supervised
     assert "images" not in stats.histograms, "one bar says nothing"
 
 

@@ -26,7 +26,7 @@ TILES = ResourceUse(name="tiles", most=63, setting="max_images_per_pack", limit=
 )
 def test_what_is_said_of_a_limit(changes: dict[str, Any], words: str) -> None:
     use = replace(TILES, **changes)
-    text = use.explained(4096)
+    text = use.explain(4096)
     assert text.startswith(f"A micro-batch has at most {use.most} tiles; ")
     assert text.endswith(f"{words}.")
 

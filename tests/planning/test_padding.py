@@ -59,7 +59,7 @@ def test_grouping_sorts_inside_groups_only() -> None:
 
 
 def test_waste_is_the_share_of_padding_and_grouping_saves_most_of_it(tmp_path: Path) -> None:
-    question = ask(tmp_path / "t", detection(2000), baseline=Baseline(per_device_batch_size=4))
+    question = ask(tmp_path / "t", detection(2000), baseline=Baseline(per_device_train_batch_size=4))
     packed = pack_rows(question, replace(question.packing, packing_length=20_000))
     assert packed.dropped > 0
     random, grouped = (
@@ -114,7 +114,9 @@ def test_the_best_padding_is_the_fastest_that_fits_with_the_kernels_of_packs(tmp
 
 
 def test_the_users_own_run_comes_first(tmp_path: Path) -> None:
-    question = ask(tmp_path / "t", detection(600), baseline=Baseline(group_by_length=True, per_device_batch_size=2))
+    question = ask(
+        tmp_path / "t", detection(600), baseline=Baseline(group_by_length=True, per_device_train_batch_size=2)
+    )
     packed = pack_rows(question, replace(question.packing, packing_length=30_000))
     runs = padded_runs(question, packed.samples)
     assert [run.order for run in runs[:2]] == ["by_length", "random"]
@@ -144,7 +146,7 @@ LOADS = {
 @pytest.mark.parametrize("attention", ["varlen", "sdpa", "eager"])
 @pytest.mark.parametrize("name", LOADS)
 def test_the_clock_agrees_with_the_time_model(tmp_path: Path, name: str, attention: str) -> None:
-    question = ask(tmp_path / "t", texts(np.array([10])), setup=TrainingSetup(attention=attention))  # type: ignore[arg-type]
+    question = ask(tmp_path / "t", texts(np.array([10])), setup=TrainingSetup(attn_implementation=attention))  # type: ignore[arg-type]
     small = Load(tokens=1, squared_tokens=1, longest=1)
     steps = [step_time(question.shape, question.setup, load, question.gpu) for load in (LOADS[name], small)]
     alone, least = (float(question.clock.seconds(one_pass(load))[0]) for load in (LOADS[name], small))
@@ -158,7 +160,7 @@ def test_a_step_has_its_optimizer_whatever_the_spread_of_lengths(tmp_path: Path,
     lengths = np.array([100, 120, 90, 110, 80, 100, 20_000, 18_000])
     once = []
     for kernel in ("varlen", attention):
-        question = ask(tmp_path / kernel, texts(lengths), setup=TrainingSetup(attention=kernel))  # type: ignore[arg-type]
+        question = ask(tmp_path / kernel, texts(lengths), setup=TrainingSetup(attn_implementation=kernel))  # type: ignore[arg-type]
         passes = padded_passes(question.rows.samples, np.arange(len(lengths)), 2)
         once.append(question.clock.epoch(passes, len(passes)) - float(question.clock.seconds(passes).sum()))
     assert once[0] > 0

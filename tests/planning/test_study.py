@@ -332,7 +332,7 @@ def test_a_limit_that_can_never_bind_is_named(tmp_path: Path) -> None:
 
 
 def test_fewer_samples_per_step_than_a_pack_has_are_said_and_rates_move(tmp_path: Path) -> None:
-    baseline = Baseline(effective_batch_size=4, per_device_batch_size=1, learning_rate=1e-4)
+    baseline = Baseline(effective_batch_size=4, per_device_train_batch_size=1, learning_rate=1e-4)
     found = outcome(tmp_path / "t", detection(500), baseline=baseline, gpus=1, lengths=[32_768])
     check(found)
     study = found.study

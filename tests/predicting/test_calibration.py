@@ -50,7 +50,7 @@ FITTED = (
     ("Qwen3-VL-2B", KEPT, 8_192, 1),
     ("Qwen3-VL-2B", TrainingSetup(), 16_384, 1),
     ("Qwen3-VL-2B", LORA, 8_192, 1),
-    ("Qwen3-VL-2B", TrainingSetup(attention="sdpa"), 8_192, 4),
+    ("Qwen3-VL-2B", TrainingSetup(attn_implementation="sdpa"), 8_192, 4),
     ("Llama-3.2-1B", KEPT, 16_384, 1),
     ("Llama-3.2-1B", TrainingSetup(), 8_192, 1),
     ("Qwen2.5-VL-3B", replace(KEPT, vision_checkpointing=True), 8_192, 1),
@@ -58,7 +58,7 @@ FITTED = (
 HELD_OUT = (
     ("Qwen2.5-VL-3B", LORA, 6_144, 1),
     ("Qwen3-VL-2B", TrainingSetup(), 20_000, 1),
-    ("Llama-3.2-1B", replace(KEPT, attention="sdpa"), 12_288, 8),
+    ("Llama-3.2-1B", replace(KEPT, attn_implementation="sdpa"), 12_288, 8),
 )
 
 

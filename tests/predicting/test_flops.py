@@ -210,7 +210,7 @@ def test_the_reference_model_costs_what_was_worked_out_by_hand() -> None:
 def test_avoidable_work_is_kept_apart() -> None:
     shape = shape_from_config(QWEN3_VL_2B)
     useful = training_flops(shape, PLAIN, MIX)
-    everything = training_flops(shape, replace(TrainingSetup(), chunked_loss=False, attention="sdpa"), MIX)
+    everything = training_flops(shape, replace(TrainingSetup(), chunked_loss=False, attn_implementation="sdpa"), MIX)
     assert everything.total == pytest.approx(useful.total)
     assert everything.unused_logits == pytest.approx(useful.head * (20_000 - 14_000) / 14_000)
     assert everything.executed > everything.total + everything.recomputed + everything.unused_logits
@@ -220,11 +220,11 @@ def test_avoidable_work_is_kept_apart() -> None:
 
 def test_a_dense_mask_pays_for_the_whole_row() -> None:
     shape = shape_from_config(QWEN3_VL_2B)
-    flops = training_flops(shape, replace(PLAIN, attention="sdpa"), MIX)
+    flops = training_flops(shape, replace(PLAIN, attn_implementation="sdpa"), MIX)
     assert (flops.attention + flops.masked_attention) / flops.attention == pytest.approx(2 * 20_000 / 3_540)
     alone = replace(MIX, samples=1, squared_tokens=20_000**2)
-    assert training_flops(shape, replace(PLAIN, attention="sdpa"), alone).masked_attention == 0
-    assert training_flops(shape, replace(PLAIN, attention="eager"), alone).masked_attention > 0
+    assert training_flops(shape, replace(PLAIN, attn_implementation="sdpa"), alone).masked_attention == 0
+    assert training_flops(shape, replace(PLAIN, attn_implementation="eager"), alone).masked_attention > 0
 
 
 def test_experts_cost_what_a_token_meets() -> None:

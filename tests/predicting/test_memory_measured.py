@@ -116,7 +116,7 @@ class Case:
         )
         self.setup = TrainingSetup(
             weights_dtype=dtype,  # type: ignore[arg-type]
-            attention=kernel,  # type: ignore[arg-type]
+            attn_implementation=kernel,  # type: ignore[arg-type]
             gradient_checkpointing=False,
             vision_checkpointing=False,
         )
@@ -318,7 +318,7 @@ def test_the_gradient_of_a_tied_head_waits_for_the_embedding(
     loss = chunked_loss.ChunkedLoss.install(case.model, chunk=64)
     layer = case.model.model.layers[0]
     layer.register_full_backward_hook(lambda *_: waits.append(made[0]() is not None))
-    with loss.taking(chunked_loss.Targets.of(labels)):
+    with loss.using(chunked_loss.Targets.of(labels)):
         total = case.model(**case.batch, labels=labels, use_cache=False).loss
     total.backward()
     assert waits == [tied]

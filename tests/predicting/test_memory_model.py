@@ -99,7 +99,7 @@ def total(setup: TrainingSetup, load: Load, shape: ModelShape = QWEN3_VL_2B) -> 
         (47, 20_000, 1.46, {"chunked_loss": False}),
         (19, 20_000, 1.46, {}),
         (53, 8_192, 1.63, KEEP),
-        (59, 8_192, 1.63, {**KEEP, "attention": "sdpa"}),
+        (59, 8_192, 1.63, {**KEEP, "attn_implementation": "sdpa"}),
     ],
     ids=["full logits", "chunked loss", "nothing recomputed", "dense mask"],
 )
@@ -158,7 +158,7 @@ SETUPS = st.builds(
     vision_checkpointing=st.booleans(),
     vision_batch_patches=st.none() | st.integers(1, 30_000),
     chunked_loss=st.booleans(),
-    attention=st.sampled_from(["varlen", "sdpa", "eager"]),
+    attn_implementation=st.sampled_from(["varlen", "sdpa", "eager"]),
 )
 
 
@@ -183,8 +183,8 @@ def test_recomputing_and_smaller_parts_never_need_more(setup: TrainingSetup, tok
         ({"chunked_loss": True}, {"chunked_loss": False}),
         ({"vision_batch_patches": 1}, {"vision_batch_patches": None}),
         ({"train_vision": False}, {"train_vision": True}),
-        ({"attention": "varlen"}, {"attention": "sdpa"}),
-        ({"attention": "sdpa"}, {"attention": "eager"}),
+        ({"attn_implementation": "varlen"}, {"attn_implementation": "sdpa"}),
+        ({"attn_implementation": "sdpa"}, {"attn_implementation": "eager"}),
     ):
         if "chunked_loss" in better and tokens < 2000:
             continue  # the head's gradient, once more for each chunk, is more than so few logits

@@ -58,7 +58,9 @@ LOAD = Load(
     largest_patches=1024,
     images=40,
 )
-BASE = TrainingSetup(gradient_checkpointing=False, vision_checkpointing=False, chunked_loss=False, attention="sdpa")
+BASE = TrainingSetup(
+    gradient_checkpointing=False, vision_checkpointing=False, chunked_loss=False, attn_implementation="sdpa"
+)
 
 
 def by_option(found: tuple[Saving, ...]) -> dict[tuple[str, str], Saving]:
@@ -88,7 +90,7 @@ def test_every_saving_is_the_difference_of_two_estimates() -> None:
         ({"vision_checkpointing": True}, {"vision sub-batches"}, set()),
         ({"train_vision": False}, {"vision sub-batches"}, {"frozen vision encoder", "vision checkpointing"}),
         ({"chunked_loss": True}, set(), {"chunked loss"}),
-        ({"attention": "varlen"}, set(), {"attention"}),
+        ({"attn_implementation": "varlen"}, set(), {"attention"}),
         ({"method": "qlora"}, set(), {"LoRA", "QLoRA"}),
         ({"optimizer": "sgd"}, set(), {"8-bit optimizer", "factored optimizer"}),
         ({"weights_dtype": "fp32"}, {"weights in bf16"}, set()),
@@ -111,7 +113,7 @@ def test_recomputing_less_is_offered_as_memory_that_time_could_be_bought_with() 
     setup = replace(BASE, gradient_checkpointing=True, vision_checkpointing=True)
     table = by_option(savings(SHAPE, setup, LOAD))
     assert table["gradient checkpointing", "on -> off"].bytes < 0
-    assert "gives back" in table["gradient checkpointing", "on -> off"].cost
+    assert "saves" in table["gradient checkpointing", "on -> off"].cost
 
 
 def test_sharding_saves_states_only() -> None:

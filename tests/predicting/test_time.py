@@ -57,7 +57,7 @@ def mix(tokens: int, square: float = 3_000, patches: float = 1.05, patch_square:
     [
         (CHECKPOINTED, mix(20_000), 17_453),
         (PLAIN, mix(8_167, 2_232, 1.12, 1_622), 20_198),
-        (replace(PLAIN, attention="sdpa"), mix(8_167, 2_232, 1.12, 1_622), 12_767),
+        (replace(PLAIN, attn_implementation="sdpa"), mix(8_167, 2_232, 1.12, 1_622), 12_767),
     ],
 )
 def test_throughput_measured_on_an_h200_before_it_was_calibrated(
@@ -197,7 +197,7 @@ def test_launches_go_with_the_kernels_of_a_layer() -> None:
 
 
 def test_a_encoder_without_our_kernel_is_launched_for_each_image() -> None:
-    chosen, called = Coefficients(layer_seconds=0.113), replace(PLAIN, attention="sdpa")
+    chosen, called = Coefficients(layer_seconds=0.113), replace(PLAIN, attn_implementation="sdpa")
     few, many = (replace(mix(8_192), images=images) for images in (2, 5))
     one = launch_seconds(SHAPE, called, many, chosen) - launch_seconds(SHAPE, called, few, chosen)
     assert one == pytest.approx(3 * 24 * (12 + 24) / 1000), "in each of 24 layers"

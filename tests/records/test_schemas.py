@@ -798,7 +798,7 @@ IDS = {"input_ids": [5, 6, 7, 8]}
 
 
 @pytest.mark.parametrize(
-    ("columns", "learned"),
+    ("columns", "supervised"),
     [
         ({}, ((0, 4),)),
         ({"labels": [-100, 6, -100, 8], "attention_mask": [1] * 4, "length": 4}, ((1, 2), (3, 4))),
@@ -807,9 +807,9 @@ IDS = {"input_ids": [5, 6, 7, 8]}
         ({"labels": None, "token_type_ids": [0] * 4, "messages": user("another")}, ((0, 4),)),
     ],
 )
-def test_tokens_are_taken_as_they_are(columns: dict[str, Any], learned: tuple[tuple[int, int], ...]) -> None:
+def test_tokens_are_taken_as_they_are(columns: dict[str, Any], supervised: tuple[tuple[int, int], ...]) -> None:
     record = convert({**IDS, **columns})
-    assert record.tokens == TokenIds(ids=(5, 6, 7, 8), learned=learned)
+    assert record.tokens == TokenIds(ids=(5, 6, 7, 8), supervised=supervised)
     assert not record.messages
 
 

@@ -17,8 +17,9 @@ import shard_checks as checks
 import zstandard
 
 from packtrain.core.errors import ConfigError, DataError
+from packtrain.records import remote_files as remote
 from packtrain.records.open import count_unit, iter_units, open_sources, read_place, read_unit, recognise
-from packtrain.records.shards import address, decompression, remote
+from packtrain.records.shards import address, decompression
 from packtrain.records.shards import shard_cache as cache_module
 
 ROWS = [{"id": f"r{n}", "text": "x" * n} for n in range(3000)]

@@ -257,7 +257,7 @@ def test_a_small_file_that_expands_enormously_is_read_in_small_blocks(tmp_path: 
     path = tmp_path / "zeros"
     for packed in (gzip.compress(bytes(64 << 20)), zstandard.ZstdCompressor().compress(bytes(64 << 20))):
         path.write_bytes(packed)
-        blocks = decompression.decompressed(str(path), address.identify(str(path)), ())
+        blocks = decompression.decompress(str(path), address.identify(str(path)), ())
         sizes = [len(block) for block in blocks]
         assert sum(sizes) == 64 << 20
         assert max(sizes) <= decompression.BLOCK

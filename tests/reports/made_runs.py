@@ -27,7 +27,7 @@ class Made:
     samples_per_step: int = 16
     seconds: float = 0.4  # of a step
     padding: float = 0.03
-    world: int = 2
+    world_size: int = 2
     seed: int = 0
     start: float = 7.0
     end: float = 0.8
@@ -52,7 +52,7 @@ def write_run(folder: Path, made: Made) -> Path:
         "rows_per_batch": 1 if made.mode == "packed" else 4,
         "seed": 7,
         "balance": "sorted",
-        "world": made.world,
+        "world_size": made.world_size,
         "derived": {
             **{"steps": made.steps, "samples_per_step": made.samples_per_step, "attn_implementation": "varlen"},
             **{"samples": 1000, "images": 0, "videos": 12, "frames": 96, "epochs": 3.0, "packing_length": 4096},
@@ -133,7 +133,7 @@ def _step(
     warm = min(1.0, number / max(1, made.steps // 10))
     rate = 2e-4 * warm * 0.5 * (1 + math.cos(math.pi * number / made.steps))
     waited = float(random.exponential(0.02)) * seconds
-    spread = float(random.normal(1.02, 0.006)) if made.world > 1 else 1.0
+    spread = float(random.normal(1.02, 0.006)) if made.world_size > 1 else 1.0
     batches = 4
     return StepMetrics(
         step=number,
@@ -159,7 +159,7 @@ def _step(
         patches_per_second=samples * 1024 / seconds,
         data_wait_seconds=waited,
         data_wait_share=waited / seconds,
-        rank_seconds=tuple([seconds] * made.world),
+        rank_seconds=tuple([seconds] * made.world_size),
         spread=max(1.0, spread),
         work_spread=1.01,
         flops=1e12,

@@ -29,7 +29,7 @@ from packtrain.planning.study_values import (
     Study,
 )
 from packtrain.predicting.host_memory import HostNeeds
-from packtrain.predicting.memory import MemoryEstimate, Part
+from packtrain.predicting.memory import MemoryEstimate, MemoryPart
 from packtrain.predicting.options import Saving
 from packtrain.predicting.values import Load, TrainingSetup
 from packtrain.reports.study_files import NUMBERS, SampleChunk
@@ -345,7 +345,8 @@ def _memory(chosen: Simulation, worst: list[str]) -> MemoryReport:
         **{"communication buffers": 0.05, "framework": 4.2},
     }
     parts = tuple(
-        Part(name=name, bytes=int(size * GIB), why=f"{name} of the worst pack, counted") for name, size in sizes.items()
+        MemoryPart(name=name, bytes=int(size * GIB), why=f"{name} of the worst pack, counted")
+        for name, size in sizes.items()
     )
     estimate = MemoryEstimate(parts=parts, moment="the backward pass of the language model")
     total = estimate.total
@@ -375,11 +376,11 @@ def _memory(chosen: Simulation, worst: list[str]) -> MemoryReport:
             "20,000 tokens hold at most 97 images of 206 tokens, so max_images_per_pack 306 never binds.",
         ),
         host=HostNeeds(
-            memory=(Part(name="workers", bytes=6 * GIB, why="8 workers of 750 MiB"),),
-            shared_memory=(Part(name="batches on their way", bytes=2 * GIB, why="16 batches of the worst size"),),
+            memory=(MemoryPart(name="workers", bytes=6 * GIB, why="8 workers of 750 MiB"),),
+            shared_memory=(MemoryPart(name="batches on their way", bytes=2 * GIB, why="16 batches of the worst size"),),
             disk=(
-                Part(name="checkpoints", bytes=48 * GIB, why="3 kept, 16 GiB each"),
-                Part(name="plan", bytes=2 << 20, why="packs of 2 epochs"),
+                MemoryPart(name="checkpoints", bytes=48 * GIB, why="3 kept, 16 GiB each"),
+                MemoryPart(name="plan", bytes=2 << 20, why="packs of 2 epochs"),
             ),
         ),
     )

@@ -12,7 +12,7 @@ from pages import at, read_page
 from study_parts import Made
 
 from packtrain.core.artifacts import read_json
-from packtrain.core.numbers import FORMATS, formatted, gib, memory
+from packtrain.core.numbers import FORMATS, format_number, gib, memory
 from packtrain.reports.study_content import SIMULATED, compared_tables, json_value, study_content
 from packtrain.reports.study_files import KINDS, NUMBERS, VERSION
 
@@ -65,7 +65,7 @@ def test_every_visible_number_is_in_the_page_and_in_the_files(written: Written) 
         exact = json.loads(number.attributes["value"]) if number.attributes["value"] else None
         assert exact == value, pointer
         assert kind in FORMATS
-        assert formatted(kind, value) == text, pointer
+        assert format_number(kind, value) == text, pointer
         if not pointer.startswith(("/dataset/by_source", "/dataset/more_sources", "/ledger", "/memory/more_samples")):
             assert at(content, pointer) == value, f"{pointer} is not the number of the JSON files"
         seen.add(pointer.split("/")[1])
@@ -129,13 +129,13 @@ def test_comparison_table_has_the_numbers_of_the_files(written: Written) -> None
         expected = [(run, row.padded) for run in content["padded"]] + [(best, row.packed)]
         for cell, (values, name) in zip(cells[1:], expected, strict=True):
             value = values[name] if name else None
-            assert cell == (("yes" if value else "no") if row.kind == "fits" else formatted(row.kind, value))
+            assert cell == (("yes" if value else "no") if row.kind == "fits" else format_number(row.kind, value))
     for one, cells in zip(content["simulations"], tried[2:], strict=True):
-        assert cells[0] == formatted("count", one["packing_length"])
+        assert cells[0] == format_number("count", one["packing_length"])
         for cell, column in zip(cells[2:], SIMULATED, strict=True):
             value = one[column.name]
-            share = f" ({formatted('percent', one[column.share])})" if column.share else ""
-            text = ("yes" if value else "no") if column.kind == "fits" else formatted(column.kind, value)
+            share = f" ({format_number('percent', one[column.share])})" if column.share else ""
+            text = ("yes" if value else "no") if column.kind == "fits" else format_number(column.kind, value)
             assert cell == text + share
 
 

@@ -51,7 +51,7 @@ def test_figures_show_tokens_by_modality_and_the_numbers_of_the_page(tmp_path: P
     )
     figure = figures.draw_distribution(study, tmp_path / "one.png")
     drawn = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert "Text  73.0 %" in [text.get_text() for text in drawn["Tokens by modality"].texts]
+    assert [text.get_text() for text in drawn["Tokens by modality"].texts] == ["Text  73.0 %", "Image  27.0 %"]
     assert len(drawn["Tokens by source"].patches) == len(study.dataset.by_source)
     histogram = study.dataset.histograms["tokens"]
     assert [bar.get_height() for bar in drawn["Tokens per sample"].patches] == list(histogram.counts)
@@ -63,6 +63,40 @@ def test_figures_show_tokens_by_modality_and_the_numbers_of_the_page(tmp_path: P
         assert points == {(each.packing_length, min(one.value(each), top)) for each in study.simulations}
         assert axes.get_title(loc="left").startswith(chart.title)
         assert str(chart.svg).count("<title>") == len(study.simulations)
+
+
+def test_figures_mark_what_is_recommended_and_what_does_not_fit(tmp_path: Path) -> None:
+    made = studies.lvis(2_000).study
+    chosen, other, *_ = made.simulations
+    simulations = tuple(replace(one, fits=one is not other) for one in made.simulations)
+    study = replace(
+        made, simulations=simulations, recommendation=replace(made.recommendation, simulation=0, packing=True)
+    )
+    figure = figures.draw_efficiency(study, tmp_path / "one.png")
+    for axes, one in zip(figure.axes, sweeps(study), strict=True):
+        marks = [part for part in axes.collections if len(part.get_offsets())]
+        [ring] = [part for part in marks if not len(part.get_facecolors())]
+        others = [part for part in marks if part is not ring]
+        assert np.asarray(ring.get_offsets()).tolist() == [[chosen.packing_length, one.value(chosen)]]
+        assert ring.get_zorder() > max(part.get_zorder() for part in others)
+        assert ring.get_sizes()[0] >= 2**2 * max(part.get_sizes()[0] for part in others), "twice as wide"
+        white = {
+            int(x)
+            for part in others
+            for (x, _), color in zip(np.asarray(part.get_offsets()), part.get_facecolors(), strict=True)
+            if tuple(color) == (1, 1, 1, 1)
+        }
+        assert white == {other.packing_length}
+        if one.top is not None:
+            assert axes.get_ylim()[1] == one.top
+        across = [line for line in axes.lines if len(line.get_ydata()) == 2 and len(set(line.get_ydata())) == 1]
+        levels = [line.get_ydata()[0] for line in across if set(line.get_xdata()) == {0, 1}]
+        assert levels == ([study.memory.usable_bytes / 2**30] if one.title == "Memory" else [])
+    [title] = [legend.get_title().get_text() for legend in figure.legends]
+    assert "recommended" in title
+    assert "hollow: does not fit" in title
+    [fill] = [axes for axes, one in zip(figure.axes, sweeps(study), strict=True) if one.title == "Fill"]
+    assert fill.get_ylim()[1] == 1.0
 
 
 def test_what_is_recommended_is_seen_where_another_does_not_fit() -> None:
@@ -98,7 +132,7 @@ def test_same_study_gives_the_same_bytes(hostile: Written, tmp_path: Path) -> No
 def test_an_earlier_study_is_replaced(tmp_path: Path) -> None:
     made = studies.single()
     write_study(made.study, made.samples, tmp_path)
-    write_study(replace(made.study, model="another"), made.samples, tmp_path)
+    write_study(replace(made.study, model="another"), made.samples, tmp_path, overwrite=True)
     assert set(contents(tmp_path)) == set(FILES)
     assert json.loads((tmp_path / "recommendations.json").read_text())["about"]["model"] == "another"
 
@@ -123,7 +157,7 @@ def test_a_failure_leaves_the_earlier_study_as_it_was(tmp_path: Path) -> None:
     write_study(made.study, made.samples, tmp_path)
     before = contents(tmp_path)
     with pytest.raises(OSError, match="the disk is gone"):
-        write_study(replace(made.study, model="another"), failing(made.samples), tmp_path)
+        write_study(replace(made.study, model="another"), failing(made.samples), tmp_path, overwrite=True)
     assert contents(tmp_path) == before
 
 
@@ -132,7 +166,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     write_study(made.study, made.samples, tmp_path)
     (tmp_path / ".study.12345.tmp").mkdir()
     (tmp_path / ".study.12345.tmp" / "sample_stats.jsonl").write_text("half a li")
-    write_study(made.study, made.samples, tmp_path)
+    write_study(made.study, made.samples, tmp_path, overwrite=True)
     assert set(contents(tmp_path)) == set(FILES)
 
 

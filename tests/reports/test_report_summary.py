@@ -20,7 +20,7 @@ def test_it_has_every_part_and_the_tables_of_the_other_files(lvis: Written) -> N
     text = (lvis[1] / "summary.md").read_text(encoding="utf-8")
     headings = re.findall("^## (.*)$", text, re.MULTILINE)
     assert headings[:4] == ["The data", "Packing lengths tried", "Padding versus packing", "Method"]
-    assert {"Recommended settings", "Memory per GPU", "To do", "Assumptions"} <= set(headings)
+    assert {"Recommended settings", "Memory per GPU", "Next steps", "Assumptions"} <= set(headings)
     others = [(lvis[1] / "figures" / name).read_text(encoding="utf-8") for name in ("comparison_table.md",)]
     tables = re.findall(r"(?:^\|.*\n)+", others[0], re.MULTILINE)
     assert len(tables) == 2

@@ -16,13 +16,14 @@ from pages import Page, at, read_page
 
 from packtrain.core.artifacts import alone
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import FORMATS, formatted
+from packtrain.core.numbers import FORMATS, format_number
 from packtrain.reports.run_charts import draw_runs
 from packtrain.reports.run_content import runs_content
 from packtrain.reports.run_page import render_runs, write_run_report
 from packtrain.runs.early_warnings import EarlyWarning
+from packtrain.runs.run_folder import RunFacts
 from packtrain.runs.step_metrics import STEP_KEYS, EvalMetrics
-from packtrain.runs.training_run import About, Steps, TrainingRun, read_run
+from packtrain.runs.training_run import Steps, TrainingRun, read_run
 
 EVIL = "</script><script>document.title='pwned'</script><img src=x onerror=alert(1)>{{ 7 * 7 }}\u202e\x00"
 
@@ -54,7 +55,7 @@ def made_of(columns: dict[str, np.ndarray], **more: Any) -> TrainingRun:
     whole = {name: columns.get(name, np.full(length, np.nan)) for name in STEP_KEYS}
     steps = Steps(columns=whole, rates=more.pop("rates", {}))
     return TrainingRun(
-        **{"folder": Path("run"), "name": "run", "about": About(model="m", mode="packed"), **more}, steps=steps
+        **{"folder": Path("run"), "name": "run", "facts": RunFacts(model="m", mode="packed"), **more}, steps=steps
     )
 
 
@@ -91,7 +92,7 @@ def test_every_visible_number_is_one_of_the_run(pages: dict[str, Path], pair: tu
     for number in numbers:
         value = at(content, number.attributes["data-at"])
         assert number.attributes["data-as"] in FORMATS
-        assert formatted(number.attributes["data-as"], value) == number.text, number.attributes["data-at"]
+        assert format_number(number.attributes["data-as"], value) == number.text, number.attributes["data-at"]
 
 
 def test_comparison_says_what_differs_and_by_how_much(pages: dict[str, Path]) -> None:
@@ -132,7 +133,7 @@ def test_charts_that_say_nothing_are_left_out(tmp_path: Path) -> None:
         page = read_page(write_run_report(folders[0], others=folders[1:]))
         return [caption.text for caption in page.all("figcaption")]
 
-    none, padded = Made(padding=0.0, steps=12, world=1), Made(padding=0.5, steps=12, mode="padded", world=1)
+    none, padded = Made(padding=0.0, steps=12, world_size=1), Made(padding=0.5, steps=12, mode="padded", world_size=1)
     assert not any(title.startswith(("Padding", "Equal work")) for title in titles(none))
     assert any(title.startswith("Padding") for title in titles(none, padded)), "beside a run that has some"
     assert not any(title.startswith("Fill") for title in titles(padded)), "it is what is no padding"
@@ -140,8 +141,8 @@ def test_charts_that_say_nothing_are_left_out(tmp_path: Path) -> None:
 
 def test_what_is_shown_alike_is_not_marked_as_different() -> None:
     steps = {name: np.arange(1.0, 3) for name in ("step", "samples_seen", "loss", "supervised_tokens")}
-    runs = [made_of(steps, about=About(outcome={"eval_loss": loss, "seconds": loss})) for loss in (4.9801, 4.9802)]
-    runs[1] = replace(runs[1], about=replace(runs[1].about, outcome={"eval_loss": 4.9802, "seconds": 15.0}))
+    outcomes = ((4.9801, 4.9801), (4.9802, 15.0))
+    runs = [made_of(steps, recorded={"outcome.eval_loss": one, "outcome.seconds": two}) for one, two in outcomes]
     [outcome] = [group for group in runs_content(runs)["settings"] if group["title"] == "Outcome"]
     assert {row["name"]: row["differ"] for row in outcome["rows"]} == {"eval_loss": False, "seconds": True}
 
@@ -191,7 +192,7 @@ def test_curves_have_the_numbers_of_the_log(tmp_path: Path) -> None:
     page, run = read_page(write_run_report(folder)), read_run(folder)
     tips = [title.text for title in page.all("title") if "svg" in title.parents]
     for value in run.steps["loss"]:
-        assert any(formatted("loss", value) in tip for tip in tips)
+        assert any(format_number("loss", value) in tip for tip in tips)
     assert any("evaluation after step 30" in tip for tip in tips)
     [line] = [one.attributes["points"] for one in page.all("polyline") if one.attributes["class"] == "s0 faint"]
     points = np.array([point.split(",") for point in line.split()], float)
@@ -217,18 +218,23 @@ def test_the_page_of_the_plan_is_linked_to() -> None:
     seen = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
     seen["supervised_tokens"] = np.ones(2)
     for said, links in (("/r e/report.html", ["file:///r%20e/report.html"]), ("javascript:alert(1)", []), (None, [])):
-        page = Page(render_runs([made_of(seen, about=About(model="m", other={"planned_in": said}))]))
+        page = Page(render_runs([made_of(seen, facts=RunFacts.from_json({"planned_in": said}))]))
         found = [link.attributes["href"] for link in page.all("a") if not link.attributes["href"].startswith("#")]
         assert found == links
 
 
 def test_names_and_texts_from_data_never_become_markup(tmp_path: Path) -> None:
     steps = {"step": np.array([1.0, 2]), "samples_seen": np.array([4.0, 8]), "loss": np.array([2.0, 1])}
+    words = ("model", "mode", "plan", "began", "ended", "host", "command", "commit")
+    derived: dict[str, object] = dict.fromkeys(("method", "attn_implementation", "dtype"), EVIL)
+    derived |= {"trainable": {EVIL: 1}, "lora": {"targets": [EVIL]}, "expected": {"gpu": EVIL}}
+    derived["course"] = {**dict.fromkeys(("optimizer", "schedule", "precision"), EVIL), "rates": {EVIL: 1e-4}}
     hostile = made_of(
         {**steps, "supervised_tokens": np.ones(2)},
         rates={EVIL: np.array([1e-4, 1e-4])},
         name=EVIL,
-        about=About(model=EVIL, mode=EVIL, plan=EVIL, derived={EVIL: EVIL}, outcome={"status": EVIL}),
+        facts=RunFacts.from_json({**dict.fromkeys(words, EVIL), "derived": derived, "outcome": {"status": EVIL}}),
+        recorded={EVIL: EVIL, f"derived.{EVIL}": EVIL, "outcome.status": EVIL},
         warnings=(EarlyWarning(step=1, kind=EVIL, message=EVIL, advice=EVIL),),
         evaluations=(EvalMetrics(step=1, epoch=1.0, eval_loss=1.0, samples_seen=0),),
         ledger={EVIL: 3},
@@ -329,29 +335,29 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [run["label"] for run in content["runs"]] == ["run (1)", "run (2)"]
 
 
-_SAME = {"fingerprints.schedule": "a"}
+_SAME = {"fingerprints": {"schedule": "a"}}
 _WHY = {
-    "same": ({"other": _SAME}, "The remaining difference of their losses is rounding", "kernels"),
+    "same": ({**_SAME}, "The remaining difference of their losses is rounding", "kernels"),
     "kernels": (
-        {"other": _SAME, "derived": {"attn_implementation": "sdpa"}},
+        {**_SAME, "derived": {"attn_implementation": "sdpa"}},
         "other attention kernels (",
         "different samples",
     ),
     "other order": ({"samples": 7.0}, "Steps of the runs hold different samples", "rounding"),
     "other rate": (
-        {"other": _SAME, "config": "training: {learning_rate: 2}"},
+        {**_SAME, "config": "training: {learning_rate: 2}"},
         "may differ by what was set differently (\u2068training.learning_rate\u2069).",
         "rounding",
     ),
-    "no cause": ({"other": _SAME, "config": "training: {learning_rate: 1, output_dir: b}"}, "is rounding", "set diff"),
+    "no cause": ({**_SAME, "config": "training: {learning_rate: 1, output_dir: b}"}, "is rounding", "set diff"),
     "warm start": (
-        {"other": {"origin.run": "/runs/first", "origin.weights": "final", "origin.samples_seen": 1200}},
+        {"origin": {"run": "/runs/first", "weights": "final", "samples_seen": 1200}},
         "started from different weights: packed from \u2068m\u2069 and padded from "
         "\u2068final\u2069 of the run \u2068first\u2069, trained on 1,200 samples. "
         "Every optimizer step has as many samples",
         "which samples shared a step",
     ),
-    "other seed": ({"other": {"origin.seed": 3}}, "(random weights, seed 3)", "rounding"),
+    "other seed": ({"origin": {"seed": 3}}, "(random weights, seed 3)", "rounding"),
     "other model": ({"model": "n"}, "padded from \u2068n\u2069", "rounding"),
 }
 
@@ -363,15 +369,16 @@ def test_why_losses_differ_is_said(case: str) -> None:
     columns = {**numbers, "loss": np.linspace(3, 1, 8), "step_seconds": np.ones(8), "tokens": np.ones(8)}
     usual = {
         "model": "m",
-        "other": _SAME if changed.get("other") is _SAME else {},
+        "fingerprints": changed.get("fingerprints"),
+        "origin": None,
         "derived": {"attn_implementation": "varlen"},
     }
     runs = []
     for mode, own in (("packed", {}), ("padded", changed)):
-        about = About(mode=mode, **{**usual, **{name: own[name] for name in usual if name in own}})
+        facts = RunFacts.from_json({"mode": mode, **usual, **{name: own[name] for name in usual if name in own}})
         config = own.get("config", "training: {learning_rate: 1}")
         samples = np.full(8, own.get("samples", 8.0))
-        runs.append(made_of({**columns, "samples": samples}, about=about, config=config))
+        runs.append(made_of({**columns, "samples": samples}, facts=facts, config=config))
     content = runs_content(runs)
     why = content["comparison"]["why"]
     assert words in why

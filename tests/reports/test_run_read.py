@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ import pytest
 from made_runs import WARNINGS, Made, steps_of, write_run
 
 from packtrain.core.errors import ArtifactError, ConfigError
-from packtrain.runs.run_folder import commit
-from packtrain.runs.step_metrics import LEARNING_RATES, STEP_KEYS, to_plain
+from packtrain.runs.metrics_log import MetricsLog
+from packtrain.runs.run_folder import Origin, RunFolder, commit
+from packtrain.runs.step_metrics import LEARNING_RATES, STEP_KEYS, EvalMetrics, to_plain
 from packtrain.runs.training_run import read_run
 
 
@@ -29,8 +31,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     made = Made(steps=40, warnings=WARNINGS, evaluate=10, nan_at=(7,))
     run, steps = read_run(write_run(tmp_path / "run", made)), steps_of(made)
     assert run.notes == ()
-    assert (run.about.model, run.about.mode, run.about.packs_per_step) == (made.model, "packed", 4)
-    assert run.about.other["versions.torch"] == "2.15.0"
+    assert (run.facts.model, run.facts.mode, run.facts.packs_per_step) == (made.model, "packed", 4)
+    assert run.recorded["versions.torch"] == "2.15.0"
     for key in STEP_KEYS:
         written = np.array([math.nan if (one := to_plain(step)[key]) is None else one for step in steps], np.float64)
         np.testing.assert_array_equal(run.steps[key], written, err_msg=key)
@@ -39,7 +41,43 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert [one.step for one in run.evaluations] == [10, 20, 30, 40]
     assert run.ledger == {"plan: longer than a pack": 3, "decode: image cannot be decoded": 2}
     assert run.status == "complete"
-    assert run.about.printed == ("the cost table is reused", "data.packing_length: the model's own")
+    assert (*run.facts.prepared, *run.facts.notes) == (
+        "the cost table is reused",
+        "data.packing_length: the model's own",
+    )
+
+
+def test_evaluations_are_read_whole(tmp_path: Path) -> None:
+    evaluation = EvalMetrics(step=1, epoch=0.5, eval_loss=2.0, samples_seen=4, seconds=1.5, eval_failures=3)
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        log.evaluation(evaluation)
+    assert read_run(tmp_path).evaluations == (evaluation,)
+
+
+def test_the_facts_of_a_run_are_those_that_were_written(tmp_path: Path) -> None:
+    facts = replace(read_run(write_run(tmp_path / "made", Made(steps=1))).facts, origin=Origin(seed=3))
+    assert facts.derived is not None
+    assert facts.derived.course.rates == {"language": 2e-4}
+    RunFolder(tmp_path / "run").begin({}, facts)
+    read = read_run(tmp_path / "run").facts
+    assert read == RunFolder(tmp_path / "run").facts()
+    own = {"versions": facts.versions, "commit": facts.commit}
+    assert replace(read, **own).to_json() | {"derived": None} == facts.to_json() | {"derived": None}
+    assert read.derived is not None
+    assert (read.derived.course, read.derived.lora) == (facts.derived.course, facts.derived.lora)
+
+
+def test_facts_of_other_kinds_are_those_of_an_older_run(tmp_path: Path) -> None:
+    body = {"model": 3, "seed": -1, "world_size": True, "packs_per_step": "4", "notes": ["a", 2]}
+    body["derived"] = {"steps": 7}
+    (tmp_path / "run.json").write_text(json.dumps({**body, "outcome": {"loss": "nan"}, "versions": {"torch": None}}))
+    facts = read_run(tmp_path).facts
+    assert (facts.model, facts.seed, facts.world_size, facts.packs_per_step) == (None, 0, 1, None)
+    assert (facts.notes, facts.versions, facts.status) == (("a",), {}, "started")
+    assert facts.derived is not None
+    assert (facts.derived.steps, facts.derived.method, facts.derived.expected) == (7, "", None)
+    assert facts.outcome is not None
+    assert math.isnan(facts.outcome.loss or 0.0)
 
 
 def test_warnings_come_with_kind_and_advice(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def train(place: str, folder: str, way: str, checkpoint: str | None = None) -> A
     return losses(trainer), adapters, {name: whole(one).clone() for name, one in masters.items()}, sharded
 
 
-def runs_of(rank: int, world: int, place: str, folder: str, way: str) -> str:
-    as_launched(rank, world)
+def runs_of(rank: int, world_size: int, place: str, folder: str, way: str) -> str:
+    as_launched(rank, world_size)
     made = {}
     for name, checkpoint in (("whole", None), ("resumed", f"{folder}/{way}-whole/checkpoint-2")):
         fresh(way)

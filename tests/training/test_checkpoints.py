@@ -58,7 +58,7 @@ def test_what_is_saved_is_found(tmp_path: Path) -> None:
         save(folder, step)
     found = find_latest(tmp_path)
     assert found is not None
-    assert (found.step, found.bytes, found.world, found.resumable) == (10, 107, 1, True)
+    assert (found.step, found.bytes, found.world_size, found.resumable) == (10, 107, 1, True)
     assert [one.step for one in complete_checkpoints(tmp_path)] == [2, 9, 10]
     assert not list(tmp_path.glob(".*")), "nothing is left over"
 
@@ -94,7 +94,7 @@ SHAPES: dict[str, Any] = {
     "files of a list": [1],
     "files without sums": {"weights": 100},
     "step": "two",
-    "world": None,
+    "world_size": None,
     "resumable": 1,
     "version": 99,
     "older version": 1,

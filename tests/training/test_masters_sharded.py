@@ -42,8 +42,8 @@ def train(place: str, folder: str, way: str, checkpoint: str | None = None, *, m
     return losses(trainer), weights(trainer), found, sharded, [str(one.message) for one in said]
 
 
-def runs_of(rank: int, world: int, place: str, folder: str, way: str) -> str:
-    as_launched(rank, world)
+def runs_of(rank: int, world_size: int, place: str, folder: str, way: str) -> str:
+    as_launched(rank, world_size)
     made = {}
     for name, options in {
         "whole": {},

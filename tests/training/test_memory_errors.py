@@ -12,12 +12,14 @@ from small_run import dataset, model_of, shared, trainer_of
 
 from packtrain.core.errors import MemoryLimitError
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackKey
+from packtrain.delivery.encode.encoded_sample import PackKey
 from packtrain.families.model_folder import resolve_model
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.gpus import find_gpu
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import TrainingSetup
+from packtrain.training.meter import StepMeter, Stopwatch
 from packtrain.training.predictions import (
     DeviceMemory,
     Failure,
@@ -104,6 +106,23 @@ def test_by_the_memory_model() -> None:
     assert 0 < length < 6400
 
 
+def test_the_advice_and_the_live_prediction_see_one_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count that one of them left out would name a length that the other knows to be too long."""
+    seen: dict[str, Any] = {}
+    shape = read_shape(resolve_model("tiny:qwen3_vl", shared()))
+    model = ModelPrediction(shape=shape, setup=TrainingSetup(), gpu=find_gpu("h200"))
+    monkeypatch.setattr(ModelPrediction, "memory_bytes", lambda _, loads: seen.setdefault("live", loads[0]).tokens)
+    monkeypatch.setattr(ModelPrediction, "fitting", lambda _, load, usable: seen.setdefault("advice", load).tokens)
+    meter = StepMeter(watch=Stopwatch(), model=model)
+    meter.begin()
+    meter.add_batch(BATCH, 0.0)
+    meter.end(step=1, epoch=0.5, loss=1.5, grad_norm=None, learning_rates={})
+    explain(oom(), failure(), DeviceMemory(free=GIB, total=GIB), model)
+    assert seen["live"] == seen["advice"]
+    counts = ("tokens", "supervised_tokens", "vision_tokens", "patches", "images")
+    assert [getattr(seen["live"], name) for name in counts] == [6400, 3000, 800, 3200, 4]
+
+
 def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
     shape = read_shape(resolve_model("tiny:qwen3_vl", shared() / "models"))
     setup = TrainingSetup(weights_dtype="fp32")
@@ -127,7 +146,7 @@ def test_the_length_that_is_named_fits_every_pack_of_the_plan() -> None:
 
 def test_padded_batches_get_fewer_rows_and_not_a_longer_length() -> None:
     shape = read_shape(resolve_model("tiny:qwen3_vl", shared() / "models"))
-    setup = TrainingSetup(weights_dtype="fp32", attention="sdpa")
+    setup = TrainingSetup(weights_dtype="fp32", attn_implementation="sdpa")
     lengths = (16_000, *(8000,) * 7)
     rows = BatchInfo(
         keys=tuple(PackKey(epoch=0, pack=number) for number in range(8)),

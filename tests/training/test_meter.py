@@ -233,7 +233,7 @@ def test_the_own_work_of_a_rank_ends_with_its_backward_pass() -> None:
     clock = Clock()
     meter = StepMeter(watch=Stopwatch(clock))
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
-    meter.attend(model)
+    meter.attach(model)
     for step in (1, 2, 3):
         meter.begin()
         loss = model(torch.ones(1, 4)).sum()
@@ -248,11 +248,11 @@ def test_the_own_work_of_a_rank_ends_with_its_backward_pass() -> None:
 def test_nothing_is_left_on_a_model_that_is_no_longer_measured() -> None:
     model = nn.Linear(4, 4)
     meter, other = StepMeter(), StepMeter()
-    meter.attend(model)
-    other.attend(model)
+    meter.attach(model)
+    other.attach(model)
     assert [len(weight._post_accumulate_grad_hooks) for weight in model.parameters()] == [2, 2]
-    meter.leave()
-    meter.leave()
+    meter.detach()
+    meter.detach()
     assert [len(weight._post_accumulate_grad_hooks) for weight in model.parameters()] == [1, 1]
 
 
@@ -265,14 +265,14 @@ def test_time_and_memory_are_those_of_the_device_that_trains(monkeypatch: pytest
     for name in ("Event", "synchronize", "reset_peak_memory_stats", "max_memory_allocated", "mem_get_info"):
         monkeypatch.setattr(f"torch.cuda.{name}", never)
     meter = StepMeter()
-    meter.attend(nn.Linear(2, 2), torch.device("cpu"))
+    meter.attach(nn.Linear(2, 2), torch.device("cpu"))
     meter.add_batch(BATCHES[0], 0.0)
     assert end(meter, 1).memory_bytes is None
     gpu = torch.device("cuda", 1)
     assert isinstance(stopwatch(gpu), GpuStopwatch)
     assert isinstance(device_memory(gpu), GpuMemory)
     with pytest.raises(AssertionError, match="no business"):
-        StepMeter().attend(nn.Linear(2, 2), gpu)
+        StepMeter().attach(nn.Linear(2, 2), gpu)
     with pytest.raises(AssertionError, match="no business"):
         StepMeter(device=gpu)
 
@@ -320,7 +320,7 @@ def share_of(rank: int, meeting: list[Any], **options: Any) -> StepMetrics:
             return meeting
 
     clock = Clock()
-    meter = Listed(model=MODEL, world=2, rank=rank, watch=Stopwatch(clock), **options)
+    meter = Listed(model=MODEL, world_size=2, rank=rank, watch=Stopwatch(clock), **options)
     meter.add_batch(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     return end(meter, 1, torch.tensor(1.0 + rank))
@@ -345,10 +345,10 @@ def test_memory_is_that_of_the_fullest_rank() -> None:
 # ---- two ranks, one start of processes for all checks
 
 
-def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetrics, bool]:
+def on_rank(rank: int, world_size: int, shared: str) -> tuple[StepMetrics, StepMetrics, bool]:
     """One step over half of the batches, and one of DDP in which rank 1 waits until rank 0 is done with its work."""
     clock = Clock()
-    meter = StepMeter(model=MODEL, world=world, rank=rank, watch=Stopwatch(clock))
+    meter = StepMeter(model=MODEL, world_size=world_size, rank=rank, watch=Stopwatch(clock))
     meter.add_batch(BATCHES[rank], 0.1 * (rank + 1))
     clock.now += 1.0 + rank
     first = end(meter, 1, torch.tensor(1.0 + rank))
@@ -356,7 +356,7 @@ def on_rank(rank: int, world: int, shared: str) -> tuple[StepMetrics, StepMetric
 
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-    meter.attend(model)
+    meter.attach(model)
     sign, waited = Path(shared), False
     plain = meter.done
 
@@ -404,7 +404,7 @@ def test_ranks_agree_on_the_order_of_numbers(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(dist, "all_gather", all_gather)
     monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo")
-    meter = StepMeter(world=2)
+    meter = StepMeter(world_size=2)
     assert meter._gather({"tokens": 1.0, "images": 2.0})[1] == {"tokens": 1.0, "images": 2.0}
     meter._gather({"images": 2.0, "tokens": 1.0})
     assert sent[0] == sent[1], "sets of names are in another order in every process"

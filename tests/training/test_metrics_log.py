@@ -18,7 +18,7 @@ from made_metrics import eval_of, step_of
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
-from packtrain.runs.step_metrics import STEP_KEYS, StepMetrics, flat, to_plain
+from packtrain.runs.step_metrics import METRICS, STEP_KEYS, StepMetrics, flat, step_from_plain, to_plain
 from packtrain.runs.training_run import read_run
 
 WARNING = EarlyWarning(kind="loss_spike", step=2, message="NaN", advice="größer, \ud800")
@@ -253,3 +253,16 @@ def test_loggers_get_numbers_by_the_same_names() -> None:
     assert "loss" not in flat(step_of(3, loss=None, supervised_tokens=0)), "a step without one has none"
     assert all(isinstance(value, int | float) for value in told.values())
     assert "learning_rate/language" not in flat(step_of(3))
+
+
+def test_steps_of_an_earlier_version_can_be_read() -> None:
+    """Whatever metric is new since then."""
+    for name, metric in METRICS.items():
+        line = {**to_plain(step_of(3)), "kind": "step"}
+        del line[metric.name]
+        if name in ("step", "samples_seen"):
+            with pytest.raises(KeyError):
+                step_from_plain(line)
+        else:
+            found = step_from_plain(line)
+            assert (found.step, bool(getattr(found, name))) == (3, False)

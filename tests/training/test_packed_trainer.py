@@ -550,6 +550,13 @@ def test_arguments_that_cannot_be_honoured_are_refused(tmp_path: Path, given: di
     assert caught.value.exit_code == 2
 
 
+def test_noise_is_refused_with_any_collator(tmp_path: Path) -> None:
+    data = dataset()
+    collate = data.get_collator()
+    with pytest.raises(ConfigError, match="noise shrinks with the length of a row"):
+        trainer_of(data, tmp_path, parts={"data_collator": lambda rows: collate(rows)}, neftune_noise_alpha=5.0)
+
+
 def test_plain_arguments_and_a_model_as_it_was_loaded_are_enough(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

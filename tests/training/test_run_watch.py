@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from small_run import dataset, trainer_of
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from packtrain.core.errors import ArtifactError
+from packtrain.delivery.trainers.watch import RankWatchdog
 from packtrain.runs.metrics_log import MetricsLog, read_metrics
 from packtrain.training.callbacks import RunLogger
 from packtrain.training.checkpoints import find_latest
@@ -147,3 +149,19 @@ def test_a_state_of_monitors_that_cannot_be_read_ends_no_run(tmp_path: Path, sav
         watch.on_step(step_of(4))
     assert len(shown.notes) == 1
     assert "the monitors start over" in shown.notes[0]
+
+
+def test_processes_wait_for_one_that_falls_behind_as_long_as_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, float]] = []
+    monkeypatch.setattr("packtrain.training.trainer.world_size", lambda: 2)
+    monkeypatch.setattr(RankWatchdog, "of_group", lambda **timeouts: given.append(timeouts) or nullcontext())
+    for number, timeout in enumerate((None, 1800.0, 60.0, 7200.0)):
+        trainer_of(dataset(), tmp_path / str(number), parts={"rank_timeout": timeout})._watching()
+    assert [tuple(one.values()) for one in given] == [
+        (120.0, 120.0, 1800.0),
+        (120.0, 1800.0, 1800.0),
+        (60.0, 60.0, 1800.0),
+        (120.0, 7200.0, 7200.0),
+    ], "deadline, step_deadline, start_deadline"

@@ -27,7 +27,7 @@ def listed_anew(checkpoint: Path) -> None:
     """Write the list of a checkpoint's files as if they had been saved as they are."""
     content = read_json(checkpoint / MARKER, KIND, VERSION)
     files = {name: FileSum.of(checkpoint / name).plain() for name in content["files"]}
-    facts = {name: content[name] for name in ("step", "world", "resumable")}
+    facts = {name: content[name] for name in ("step", "world_size", "resumable")}
     write_json(checkpoint / MARKER, KIND, VERSION, {**facts, "files": files}, checked=True)
 
 

@@ -92,9 +92,9 @@ def refused(config: str, *given: str) -> str:
     return ""
 
 
-def all_runs(rank: int, world: int, config: str, folder: str) -> dict[str, Any]:
+def all_runs(rank: int, world_size: int, config: str, folder: str) -> dict[str, Any]:
     """One start of processes for all of them, since that is what takes long."""
-    as_launched(rank, world)
+    as_launched(rank, world_size)
     run, place = partial(trained, config), Path(folder)
     return {
         "ddp": run(place / "ddp", UNCHECKED),

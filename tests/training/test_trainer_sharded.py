@@ -46,11 +46,11 @@ SMOOTH: dict[str, Any] = {"lr_scheduler_type": "constant", "learning_rate": 0.1,
 # ---- what runs on each rank
 
 
-def as_launched(rank: int, world: int) -> None:
+def as_launched(rank: int, world_size: int) -> None:
     """The environment that a launcher sets; the process group is there already."""
     torch.set_num_threads(1)
     _restore_to_cpu()
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "ACCELERATE_USE_CPU": "true"}
 
 
@@ -99,8 +99,8 @@ def packs(place: str, **settings: Any) -> Any:
     return dataset(FAMILY, folder=Path(place), **settings)
 
 
-def gradients(rank: int, world: int, place: str, folder: str, way: str, **settings: Any) -> Any:
-    as_launched(rank, world)
+def gradients(rank: int, world_size: int, place: str, folder: str, way: str, **settings: Any) -> Any:
+    as_launched(rank, world_size)
     fresh(way)
     seen = Gradients()
     model = model_of(FAMILY, dropout=0.0)
@@ -116,10 +116,16 @@ def gradients(rank: int, world: int, place: str, folder: str, way: str, **settin
 
 
 def train(
-    rank: int, world: int, place: str, folder: str, way: str, checkpoint: str | None = None, steps: int | None = None
+    rank: int,
+    world_size: int,
+    place: str,
+    folder: str,
+    way: str,
+    checkpoint: str | None = None,
+    steps: int | None = None,
 ) -> Any:
     """A whole run, or up to a step; what was trained, every loss and the final weights."""
-    as_launched(rank, world)
+    as_launched(rank, world_size)
     fresh(way)
     given = {"max_steps": steps} if steps is not None else {}
     trainer = trainer_of(
@@ -136,26 +142,26 @@ def train(
     return trainer.trained, losses(trainer), final, evaluated
 
 
-def all_gradients(rank: int, world: int, place: str, folder: str) -> str:
+def all_gradients(rank: int, world_size: int, place: str, folder: str) -> str:
     """One start of processes for all of them, since that is what takes long."""
     found = {
-        f"{way} {name}": gradients(rank, world, place, f"{folder}/gradients", way, **settings)
+        f"{way} {name}": gradients(rank, world_size, place, f"{folder}/gradients", way, **settings)
         for way in WAYS
         for name, settings in LAYOUTS.items()
     }
     return answered(found, f"{folder}/gradients-{rank}.pt")
 
 
-def whole_and_resumed(rank: int, world: int, place: str, folder: str, way: str) -> str:
+def whole_and_resumed(rank: int, world_size: int, place: str, folder: str, way: str) -> str:
     found = {
-        "whole": train(rank, world, place, f"{folder}/{way}", way),
-        "resumed": train(rank, world, place, f"{folder}/{way}-2", way, f"{folder}/{way}/checkpoint-3"),
+        "whole": train(rank, world_size, place, f"{folder}/{way}", way),
+        "resumed": train(rank, world_size, place, f"{folder}/{way}-2", way, f"{folder}/{way}/checkpoint-3"),
     }
     return answered(found, f"{folder}/{way}-{rank}.pt")
 
 
-def resumed(rank: int, world: int, place: str, folder: str, way: str, checkpoint: str) -> str:
-    return answered(train(rank, world, place, folder, way, checkpoint), f"{folder}/answer-{rank}.pt")
+def resumed(rank: int, world_size: int, place: str, folder: str, way: str, checkpoint: str) -> str:
+    return answered(train(rank, world_size, place, folder, way, checkpoint), f"{folder}/answer-{rank}.pt")
 
 
 def answered(found: Any, path: str) -> str:
@@ -175,8 +181,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 # ---- the tests
 
 
-def launch(world: int, target: Any, *args: Any, folder: Path, seconds: float = 120) -> list[Any]:
-    answers = run_ranks(world, target, world, *args, folder=folder, seconds=seconds)
+def launch(world_size: int, target: Any, *args: Any, folder: Path, seconds: float = 120) -> list[Any]:
+    answers = run_ranks(world_size, target, world_size, *args, folder=folder, seconds=seconds)
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -266,9 +272,9 @@ FEW: dict[str, Any] = {"packs_per_step": 2, "epochs": 1, "seed": 3}  # pictures 
 DECAYING: dict[str, Any] = {**SMOOTH, "weight_decay": 0.1, "save_steps": 2}
 
 
-def few_pictures(rank: int, world: int, place: str, folder: str, half: bool) -> str:
+def few_pictures(rank: int, world_size: int, place: str, folder: str, half: bool) -> str:
     """The weights after each checkpoint of runs with pictures in some steps, and of those that were resumed."""
-    as_launched(rank, world)
+    as_launched(rank, world_size)
     found = {}
     for way in WAYS:
         for name, checkpoint in (("whole", None), ("resumed", f"{folder}/{way}-whole/checkpoint-2")):
@@ -304,10 +310,12 @@ def test_a_step_without_pictures_on_any_rank_leaves_the_vision_encoder_alone(tmp
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world", [1, pytest.param(3, marks=pytest.mark.more)])
-def test_resumed_on_another_number_of_ranks(place: Path, folder: Path, tmp_path: Path, way: str, world: int) -> None:
+@pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.more)])
+def test_resumed_on_another_number_of_ranks(
+    place: Path, folder: Path, tmp_path: Path, way: str, world_size: int
+) -> None:
     ranks, checkpoint = runs(way, place, folder), str(folder / way / "checkpoint-3")
-    again = launch(world, resumed, str(place), str(tmp_path), way, checkpoint, folder=tmp_path / "meeting")
+    again = launch(world_size, resumed, str(place), str(tmp_path), way, checkpoint, folder=tmp_path / "meeting")
     names = [name for answer in again for ids in answer[0] for name in ids]
     before = [name for rank in ranks for ids in rank["whole"][0][: 2 * 3] for name in ids]
     assert Counter(names) + Counter(before) == Counter({f"r{n}": 2 for n in range(SAMPLES)}), "each once an epoch"
@@ -320,8 +328,8 @@ def test_resumed_on_another_number_of_ranks(place: Path, folder: Path, tmp_path:
 # ---- ends
 
 
-def interrupted(rank: int, world: int, place: str, folder: str) -> Any:
-    as_launched(rank, world)
+def interrupted(rank: int, world_size: int, place: str, folder: str) -> Any:
+    as_launched(rank, world_size)
     fresh("ddp")
     from transformers import TrainerCallback
 
@@ -388,16 +396,16 @@ def test_a_signal_to_one_rank_ends_all_of_them_at_the_same_step(place: Path, tmp
     assert ends == (("a signal to another rank", 3, [1, 1, 1]), ("SIGTERM", 3, [1, 1, 1])), "and one sum is enough"
     found = find_latest(tmp_path)
     assert found is not None
-    assert (found.step, found.world) == (3, 2)
+    assert (found.step, found.world_size) == (3, 2)
     assert (found.path / "rng_state_1.pth").exists()
     # In an evaluation they ask before each batch, and hear what was said before the last: 12 would have been all.
     assert evaluations == (("a signal to another rank", 2, 4, []), ("SIGTERM", 2, 4, []))
     assert [path.name for path in (tmp_path / "evaluated").glob("checkpoint-*")] == ["checkpoint-2"]
 
 
-def unsharded(rank: int, world: int, place: str, folder: str) -> Any:
+def unsharded(rank: int, world_size: int, place: str, folder: str) -> Any:
     """Without `shard_on_cpus` accelerate would train whole copies."""
-    as_launched(rank, world)
+    as_launched(rank, world_size)
     fresh("ddp")
     trainer_of(packs(place), Path(folder), model_of(FAMILY), **options_of("fsdp"))
 
@@ -407,10 +415,10 @@ def test_sharding_that_accelerate_does_not_do_is_refused(place: Path, tmp_path: 
         assert "2 processes on cpu, on which accelerate does not shard weights" in str(answer)
 
 
-def out_of_memory(rank: int, world: int, place: str, folder: str) -> Any:
+def out_of_memory(rank: int, world_size: int, place: str, folder: str) -> Any:
     # The process that these are forked from may have the standard error of an earlier test.
     os.dup2(os.open(Path(folder, f"stderr-{rank}"), os.O_WRONLY | os.O_CREAT), 2)
-    as_launched(rank, world)
+    as_launched(rank, world_size)
     fresh("ddp")
     model = model_of(FAMILY)
 
@@ -450,8 +458,8 @@ def test_a_rank_without_memory_ends_the_others(place: Path, tmp_path: Path) -> N
     assert "rank 1, step 3: out of memory" in (tmp_path / "said-1").read_text()
 
 
-def save_with_fault(rank: int, world: int, place: str, folder: str) -> Any:
-    as_launched(rank, world)
+def save_with_fault(rank: int, world_size: int, place: str, folder: str) -> Any:
+    as_launched(rank, world_size)
     fresh("ddp")
     trainer = trainer_of(
         packs(place), Path(folder), model_of(FAMILY), parts={"watch_deadline": 30.0}, **options_of("ddp")

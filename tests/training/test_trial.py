@@ -56,7 +56,7 @@ def small(setup: TrainingSetup = KEPT, **changes: Any) -> Trial:
     [
         (KEPT, {}),
         (replace(KEPT, gradient_checkpointing=True, vision_checkpointing=True), {"model": "small-wide"}),
-        (replace(KEPT, attention="sdpa"), {"rows": 2, "tokens": 96}),
+        (replace(KEPT, attn_implementation="sdpa"), {"rows": 2, "tokens": 96}),
         (LORA, {"model": "small-text"}),
         (replace(KEPT, chunked_loss=False), {"config": TILED, "model": "tiled"}),
     ],
@@ -95,7 +95,7 @@ build = trials.build
 
 @pytest.mark.parametrize("masters", [True, False])
 def test_it_is_trained_with_the_optimizer_of_the_setup(masters: bool) -> None:
-    setup = replace(KEPT, weights_dtype="bf16", attention="sdpa", master_weights=masters)
+    setup = replace(KEPT, weights_dtype="bf16", attn_implementation="sdpa", master_weights=masters)
     made = trials._Run(small(setup), CPU)
     assert isinstance(made._optimizer, MasterWeights) == masters
     made._step(lambda: None)
@@ -105,7 +105,9 @@ def test_it_is_trained_with_the_optimizer_of_the_setup(masters: bool) -> None:
 
 @pytest.mark.parametrize("masters", [True, False])
 def test_adapters_have_the_precision_of_the_setup(masters: bool) -> None:
-    made = trials._Run(small(replace(LORA, weights_dtype="bf16", attention="sdpa", master_weights=masters)), CPU)
+    made = trials._Run(
+        small(replace(LORA, weights_dtype="bf16", attn_implementation="sdpa", master_weights=masters)), CPU
+    )
     assert {weight.dtype for weight in made._trained} == {torch.bfloat16 if masters else torch.float32}
     made._step(lambda: None)
     assert isinstance(made._optimizer, MasterWeights) == masters

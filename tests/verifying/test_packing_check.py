@@ -11,7 +11,7 @@ import torch
 from hand_made import failed, text_samples
 
 from packtrain.core.errors import DataError
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import PackCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import IGNORED, TEXT
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.attention import set_attention
@@ -205,7 +205,7 @@ def test_no_pass_needs_more_than_a_step(subject: Callable[[str], Any], llama: An
     for sample in samples:
         sample.labels[:-20] = IGNORED  # as behind media
     room = RowRoom(tokens=2048)
-    collate = PackCollator(found.contract, pad_id=found.pad_id, constant=ConstantShapes(tokens=room.tokens))
+    collate = PackCollator(found.contract, pad_id=found.pad_id, static_shapes=StaticShapes(tokens=room.tokens))
     passes: list[tuple[int, int, bool]] = []
 
     def count(module: Any, args: Any, kwargs: Any, output: Any) -> None:

@@ -16,7 +16,7 @@ import torch
 from hand_made import text_samples
 from torch import Tensor, nn
 
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator
+from packtrain.delivery.collate.collators import PackCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample
 from packtrain.modeling import chunked_loss, varlen
 from packtrain.modeling.attention import set_attention
@@ -73,7 +73,7 @@ class Planted:
         if self.sees:
             long = replace(long, position_ids=long.position_ids.expand(4, -1))
         samples, contract = self.samples[-4:], self.found.contract
-        rows = long_rows(samples, long, contract, lambda shape: self.collate(constant=shape))
+        rows = long_rows(samples, long, contract, lambda shape: self.collate(static_shapes=shape))
         return verify_model(
             self.model, samples, contract, self.collate(pad_to_multiple=64), attn_implementation=self.backend,
             backward=backward, rows=rows, loss=self.loss,
@@ -85,7 +85,7 @@ class Planted:
         return check_packing(
             self.model,
             samples,
-            self.collate(constant=ConstantShapes(tokens=1024)),
+            self.collate(static_shapes=StaticShapes(tokens=1024)),
             self.found.contract,
             pack=[*samples, *long],
             room=RowRoom(tokens=1024),

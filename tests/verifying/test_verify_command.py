@@ -64,7 +64,7 @@ def test_json_says_what_the_table_says(run: Run) -> None:
         assert check["check"] in out
     assert f"passed: all {len(said['checks'])} checks, in " in out
     assert "Tolerances" in out
-    assert "next: packtrain measure" in out
+    assert "next: packtrain train" in out
 
 
 def test_the_loop_on_cpu_is_named(run: Run) -> None:
@@ -133,7 +133,7 @@ def test_synthetic_samples_are_longer_than_windows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--model", "tiny:nanovlm"], ["cannot be packed", "not in transformers"]),
+        (["--model", "tiny:nanovlm"], ["cannot be trained here", "not in transformers"]),
         (
             ["--model", "tiny:gemma3", "--attn-implementation", "varlen"],
             ["bidirectional attention inside images", "sdpa"],
@@ -248,7 +248,7 @@ def test_the_next_command_names_the_data() -> None:
     }
     out = io.StringIO()
     show_report(CheckReport(**about, tokens=9, checks=(check,)), Terminal(file=out, width=160), "my data.jsonl")
-    assert "next: packtrain measure 'my data.jsonl' --model m --out costs" in out.getvalue()
+    assert "next: packtrain train --model m --data 'my data.jsonl'" in out.getvalue()
 
 
 def test_names_from_data_steer_no_terminal() -> None:

@@ -7,7 +7,6 @@ in a folder with other things. What users wrote with --out is theirs, wherever i
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from packtrain.app.cache_kinds import KINDS
 from packtrain.app.reuse import cache_folder, user_folders
+from packtrain.core.artifacts import remove_folder
 from packtrain.core.errors import ConfigError, PacktrainError, nearest
 from packtrain.core.fingerprint import digest
 from packtrain.core.numbers import counted
@@ -81,11 +81,7 @@ def clear_cache(entries: Iterable[Cached], root: Path) -> int:
         if entry.kind == "shards":
             _clear_shards(entry.path)
         elif entry.path.is_dir() and not entry.path.is_symlink():
-            # Under another name first: what is half removed must not look whole.
-            hidden = entry.path.with_name(f".{entry.path.name}.removing")
-            shutil.rmtree(hidden, ignore_errors=True)
-            os.rename(entry.path, hidden)
-            shutil.rmtree(hidden)
+            remove_folder(entry.path)
         else:
             entry.path.unlink(missing_ok=True)
             if entry.kind == "rows":

@@ -58,12 +58,12 @@ _FITTED: dict[str, tuple[_Row, ...]] = {
         (MAIN, 8192, _KEPT, {}),
         (MAIN, 16_384, {}, {}),
         (MAIN, 8192, {**_KEPT, **_LORA}, {}),
-        (MAIN, (4, 2048), {"attention": "sdpa"}, {}),
+        (MAIN, (4, 2048), {"attn_implementation": "sdpa"}, {}),
         (TEXT, 16_384, _KEPT, _LONG),
         (TEXT, 8192, {}, {}),
         (WIDE, 8192, {}, {}),
         (MAIN, 8192, {"gradient_checkpointing": False}, _SEEN),
-        (TEXT, (8, 1024), {"attention": "sdpa"}, {}),
+        (TEXT, (8, 1024), {"attn_implementation": "sdpa"}, {}),
         (WIDE, 4096, _KEPT, {}),
     ),
     "compiled": (
@@ -81,7 +81,7 @@ _HELD_OUT: dict[str, tuple[_Row, ...]] = {
         (MAIN, 12_288, {}, {}),
         (MAIN, 16_384, _LORA, {}),
         (WIDE, 6144, {**_KEPT, **_LORA}, {}),
-        (TEXT, (6, 1536), {**_KEPT, "attention": "sdpa"}, {}),
+        (TEXT, (6, 1536), {**_KEPT, "attn_implementation": "sdpa"}, {}),
         (MAIN, 5120, _KEPT, {"mean_tokens": 800, "patches_per_token": 1.6}),
         (TILED, 8192, {}, {}),
     ),
@@ -367,7 +367,9 @@ def _trial(
         mix = replace(mix, patches_per_token=0.0)
     if small:  # the kernel for packs is a loop there
         tokens, mix = tokens // 64, replace(mix, mean_tokens=mix.mean_tokens // 20)
-        setup = replace(setup, weights_dtype="fp32", attention="sdpa" if compiled else setup.attention)
+        setup = replace(
+            setup, weights_dtype="fp32", attn_implementation="sdpa" if compiled else setup.attn_implementation
+        )
     trial = Trial(
         model=own_name if own is not None and own_name is not None else name,
         config=config,
@@ -385,17 +387,18 @@ def _fitting(trial: Trial, gpu: Gpu) -> Trial | None:
     while trial.tokens >= _LEAST_TOKENS:
         whole = trial.tokens * (trial.rows or 1)
         patches = int(trial.mix.patches_per_token * whole)
-        load = Load(
+        load = Load.from_counts(
             tokens=whole,
             squared_tokens=whole * trial.mix.mean_tokens,
             longest=trial.tokens,
-            samples=max(1, whole // trial.mix.mean_tokens),
+            samples=whole // trial.mix.mean_tokens,
             rows=trial.rows or 1,
             supervised_tokens=whole // 2,
             vision_tokens=patches // 4,
             patches=patches,
             squared_patches=patches * 1500,
             largest_patches=min(patches, 1500),
+            images=0,
         )
         if estimate_memory(shape_from_config(trial.config), trial.setup, load).total <= _ROOM * gpu.memory_bytes:
             return trial

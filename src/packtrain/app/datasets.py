@@ -216,7 +216,7 @@ class _PackDataset:
         options = {"rows_per_batch": self.rows_per_batch, **options}
         return PackLoader(self.source, self.schedule, collator or self.get_collator(), **options)
 
-    def describe(self, *, world: int = 1) -> DatasetSummary:
+    def describe(self, *, world_size: int = 1) -> DatasetSummary:
         """The numbers to print before training on this many ranks; a stream has none."""
         schedule, plan = self.schedule, self.plan
         packs, rows_per_batch = plan.epoch(0), self.rows_per_batch
@@ -229,7 +229,7 @@ class _PackDataset:
             samples_per_pack=packs.num_samples / max(1, packs.num_packs),
             packing_length=plan.config.packing_length,
             fill=float(counts.fill),
-            padding=0.0 if self.config.packing else schedule.padding_share(rows_per_batch, world=world),
+            padding=0.0 if self.config.packing else schedule.padding_share(rows_per_batch, world_size=world_size),
             tokens_per_pack=(int(tokens.min()), float(tokens.mean()), int(tokens.max()))
             if len(tokens)
             else (0, 0.0, 0),

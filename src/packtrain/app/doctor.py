@@ -43,7 +43,7 @@ class Component:
 
     group: str  # machine, kernels, packages or places
     name: str
-    found: str  # version or details; "" if it is missing
+    details: str  # version or details; "" if it is missing
     gives: str = ""  # what it is for
     get: str = ""  # how to get it
 
@@ -54,18 +54,20 @@ def examine() -> list[Component]:
 
 
 def _machine() -> Iterator[Component]:
-    yield Component(group="machine", name="packtrain", found=packtrain.__version__)
-    yield Component(group="machine", name="Python", found=f"{platform.python_version()} ({sys.executable})")
-    yield Component(group="machine", name="cores", found=f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
+    yield Component(group="machine", name="packtrain", details=packtrain.__version__)
+    yield Component(group="machine", name="Python", details=f"{platform.python_version()} ({sys.executable})")
+    yield Component(group="machine", name="cores", details=f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     torch = _torch()
     built = f" for CUDA {torch.version.cuda}" if torch is not None and torch.version.cuda else " without CUDA"
     version = f"{torch.__version__}{built}" if torch is not None else ""
-    yield Component(group="machine", name="torch", found=version, gives="training and verify", get=_install(_TRAIN))
-    yield Component(group="machine", name="driver", found=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver")
+    yield Component(group="machine", name="torch", details=version, gives="training and verify", get=_install(_TRAIN))
+    yield Component(
+        group="machine", name="driver", details=_driver(), gives="NVIDIA GPUs", get="install NVIDIA's driver"
+    )
     gpus = _gpus(torch)
     missing = "training at full speed; tiny models also train on a CPU"
     get = "a torch with CUDA, a driver and a GPU" if torch is not None else _install(_TRAIN)
-    yield Component(group="machine", name="GPUs", found=gpus, gives=missing, get=get)
+    yield Component(group="machine", name="GPUs", details=gpus, gives=missing, get=get)
 
 
 def _kernels() -> Iterator[Component]:
@@ -77,14 +79,14 @@ def _kernels() -> Iterator[Component]:
     yield Component(
         group="kernels",
         name="varlen",
-        found=f"of torch {torch.__version__}" if varlen else "",
+        details=f"of torch {torch.__version__}" if varlen else "",
         gives="padding-free packs without a mask",
         get="pip install 'torch>=2.11'",
     )
     yield Component(
         group="kernels",
         name="flex attention",
-        found=f"of torch {torch.__version__}{where}" if flex else "",
+        details=f"of torch {torch.__version__}{where}" if flex else "",
         gives="compiled block masks for packs",
         get=_install(_TRAIN),
     )
@@ -96,18 +98,22 @@ def _kernels() -> Iterator[Component]:
         yield Component(
             group="kernels",
             name=name,
-            found=_version(package, name.split(" ")[0]),
+            details=_version(package, name.split(" ")[0]),
             gives=f"attn_implementation: flash_attention_{number}; varlen does the same without it",
             get=get,
         )
     yield Component(
-        group="kernels", name="triton", found=_version("triton"), gives="compiled layers on a GPU", get=_install(_TRAIN)
+        group="kernels",
+        name="triton",
+        details=_version("triton"),
+        gives="compiled layers on a GPU",
+        get=_install(_TRAIN),
     )
 
 
 def _packages() -> Iterator[Component]:
     for name, gives, extra in _EXTRAS:
-        yield Component(group="packages", name=name, found=_version(name), gives=gives, get=_install(extra))
+        yield Component(group="packages", name=name, details=_version(name), gives=gives, get=_install(extra))
 
 
 def _places() -> Iterator[Component]:
@@ -118,7 +124,7 @@ def _places() -> Iterator[Component]:
     yield Component(
         group="places",
         name="cache",
-        found=f"{folder}, {free}" if writable else "",
+        details=f"{folder}, {free}" if writable else "",
         gives=f"reusing earlier results; {folder} is not writable",
         get="set PACKTRAIN_CACHE to a writable folder",
     )
@@ -126,7 +132,7 @@ def _places() -> Iterator[Component]:
     yield Component(
         group="places",
         name="hub",
-        found="" if offline else "used for models and datasets that are not local",
+        details="" if offline else "used for models and datasets that are not local",
         gives="models and datasets by hub name; HF_HUB_OFFLINE uses local ones only",
         get="unset HF_HUB_OFFLINE",
     )

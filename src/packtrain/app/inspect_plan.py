@@ -17,7 +17,7 @@ from packtrain.core.modality import VISION_TOKENS
 from packtrain.measuring.table import COSTS, CostTable
 from packtrain.packing.cutting import supervised_in
 from packtrain.packing.pack_plan import PLAN, PackPlan
-from packtrain.packing.schedule import EMPTY, Balance, Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Balance, Schedule
 from packtrain.runs.run_folder import CONFIG, RUN
 from packtrain.runs.training_run import TrainingRun, read_run
 
@@ -64,16 +64,16 @@ def load_plan(folder: str | Path) -> PackPlan:
 
 def plan_of_run(run: TrainingRun) -> Path:
     """The folder of the plan that a run is trained with."""
-    if run.about.derived.get("looked_at"):
+    if run.facts.derived is not None and run.facts.derived.looked_at:
         raise ConfigError(
             str(run.folder),
             got="a run over a stream (data.online), whose packs are not stored",
             expected="a run over data that were measured first",
         )
-    if run.about.plan is None:
+    if run.facts.plan is None:
         expected = "what packtrain train writes before its first step"
         raise ArtifactError(str(run.folder / RUN), got="no plan", expected=expected)
-    plan = Path(run.about.plan)
+    plan = Path(run.facts.plan)
     if not plan.is_absolute() and not plan.exists():
         plan = run.folder / plan
     if not plan.exists():
@@ -216,7 +216,7 @@ class InspectedStep:
     epoch: int
     packing_length: int
     unit: str  # "pack", or "row" in a padded run without packs
-    world: int
+    world_size: int
     packs: tuple[StepPack, ...]  # by micro-batch and rank, without empty ones
     logged: Mapping[str, float]  # from metrics.jsonl; empty if it has not been trained
     warnings: tuple[str, ...]
@@ -230,10 +230,10 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
     if not 1 <= step <= steps:
         raise ConfigError("--step", got=step, expected=f"a step of the run, from 1 to {steps}")
     before = schedule.state_after(step - 1)
-    world, rows = training_run.about.world, training_run.about.rows_per_batch
+    world_size, rows = training_run.facts.world_size, training_run.facts.rows_per_batch
     strategy = schedule.plan.config.packing_strategy
     number = before.next_pack // schedule.packs_per_step
-    placed = schedule.micro_batches(before.epoch, number, world, rows_per_batch=rows)
+    placed = schedule.micro_batches(before.epoch, number, world_size, rows_per_batch=rows)
     packs = tuple(
         StepPack(
             micro_batch=int(micro_batch),
@@ -241,15 +241,15 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
             pack=int(placed[micro_batch, column]),
             samples=tuple(pack_samples(schedule.plan, table, int(placed[micro_batch, column]), before.epoch)),
         )
-        for micro_batch, column in np.argwhere(placed != EMPTY)
+        for micro_batch, column in np.argwhere(placed != EMPTY_PACK)
     )
     return InspectedStep(
         step=step,
         steps=steps,
         epoch=before.epoch,
         packing_length=schedule.plan.config.packing_length,
-        unit="row" if training_run.about.mode == "padded" and strategy == "none" else "pack",
-        world=world,
+        unit="row" if training_run.facts.mode == "padded" and strategy == "none" else "pack",
+        world_size=world_size,
         packs=packs,
         logged=_logged_values(training_run, step),
         warnings=tuple(f"{one.kind}: {one.message}" for one in training_run.warnings if one.step == step),
@@ -258,22 +258,22 @@ def inspect_step(run: str | Path, step: int, costs: str | Path | None = None) ->
 
 def run_schedule(run: TrainingRun, costs: str | Path | None) -> tuple[Schedule, CostTable]:
     """The order in which a run takes its packs, and the cost table of its plan."""
-    about = run.about
-    if about.packs_per_step is None or about.balance not in get_args(Balance):
+    facts = run.facts
+    if facts.packs_per_step is None or facts.balance not in get_args(Balance):
         raise ArtifactError(
             str(run.folder / RUN),
             got="no valid packs_per_step and balance",
             expected="what packtrain train writes before its first step",
         )
     plan, table = open_plan(plan_of_run(run), costs)
-    balance: Balance = about.balance  # type: ignore[assignment]
-    return Schedule(plan, packs_per_step=about.packs_per_step, seed=about.seed, balance=balance), table
+    balance: Balance = facts.balance  # type: ignore[assignment]
+    return Schedule(plan, packs_per_step=facts.packs_per_step, seed=facts.seed, balance=balance), table
 
 
 def _steps(run: TrainingRun, schedule: Schedule) -> int:
     """Steps of the run, from run.json, or else all of its plan."""
-    planned, derived = schedule.num_steps(), run.about.derived.get("steps")
-    return min(derived, planned) if isinstance(derived, int) and derived > 0 else planned
+    planned, derived = schedule.num_steps(), run.facts.derived
+    return min(derived.steps, planned) if derived is not None and derived.steps else planned
 
 
 def _logged_values(run: TrainingRun, step: int) -> dict[str, float]:

@@ -140,7 +140,7 @@ def make_request(config: DatasetConfig, *, streaming: bool | None = False) -> Re
 def tokenized_request(request: Request) -> Request:
     """The request with its template date, and with the tokenizer that transformers would build."""
     _check_sources(request)
-    request = request.dated()
+    request = request.with_date()
     require_processor_files(request.settings())
     return replace(request, tokenizer=finished_tokenizer(request.settings(), cache_dir() / "tokenizers"))
 

@@ -10,6 +10,7 @@ from packtrain.app.reuse import reusable_folder
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ArtifactError, ConfigError, PacktrainError
 from packtrain.core.fingerprint import differences, digest
+from packtrain.core.numbers import percent
 from packtrain.delivery.encode.from_transformers import packing_notes
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
@@ -28,6 +29,9 @@ GENERIC_WORK = WorkModel(
 )
 
 
+_MANY = 0.05  # of the samples
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackOutcome:
     """A plan, and whether it was reused."""
@@ -35,7 +39,7 @@ class PackOutcome:
     plan: PackPlan
     reused: bool
     work_from: str  # the model whose shape predicts the work of packs
-    notes: tuple[str, ...] = ()  # of the model, which training repeats
+    notes: tuple[str, ...] = ()  # on the model, and on many samples that fit no pack
 
 
 def pack(costs: CostTable | str | Path, config: PackingConfig, out: str | Path | None = None) -> PackPlan:
@@ -61,13 +65,12 @@ def pack_outcome(
 
     def pack_into(folder: Path | None, again: bool) -> PackOutcome:
         if folder is not None and (folder / PLAN).exists():
-            return PackOutcome(
-                plan=_load_matching_plan(folder, table, config, work), reused=True, work_from=work_from, notes=notes
-            )
+            plan = _load_matching_plan(folder, table, config, work)
+            return PackOutcome(plan=plan, reused=True, work_from=work_from, notes=(*notes, *_dropped(plan, table)))
         if not again:
             raise ArtifactError(str(folder), got="no plan")
         plan = build_plan(table, config, work, folder, progress)
-        return PackOutcome(plan=plan, reused=False, work_from=work_from, notes=notes)
+        return PackOutcome(plan=plan, reused=False, work_from=work_from, notes=(*notes, *_dropped(plan, table)))
 
     notes = _notes(table)
     if out is None:
@@ -84,9 +87,7 @@ def pack_outcome(
 def _name(table: CostTable, config: PackingConfig, work: WorkModel) -> str:
     """The fingerprint of a plan in the cache."""
     own = packer_source(config.packing_strategy)
-    return digest(
-        [config.describe(), plan_inputs(table), PACKER_VERSION, VERSION, asdict(work), *([own] if own else [])]
-    )
+    return digest([config.given(), plan_inputs(table), PACKER_VERSION, VERSION, asdict(work), *([own] if own else [])])
 
 
 def _notes(table: CostTable) -> tuple[str, ...]:
@@ -95,6 +96,17 @@ def _notes(table: CostTable) -> tuple[str, ...]:
         return packing_notes(read_settings(table.places.model))
     except PacktrainError:
         return ()
+
+
+def _dropped(plan: PackPlan, table: CostTable) -> tuple[str, ...]:
+    """Many samples fit no pack."""
+    counts, length, longest = plan.summary.epochs[0], plan.config.packing_length, int(table.column("tokens").max())
+    unfit = counts.dropped - counts.unlabelled
+    if unfit < _MANY * counts.drawn:
+        return ()
+    fix = f"use --packing-length {longest} or more, or --overlong split" if longest > length else "raise its limits"
+    share = f"{unfit:,} of {counts.drawn:,} samples ({percent(unfit / counts.drawn)})"
+    return (f"{share} fit no pack; the longest sample has {longest:,} tokens: {fix}",)
 
 
 def choose_work_model(table: CostTable) -> tuple[WorkModel, str]:

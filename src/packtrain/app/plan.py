@@ -27,6 +27,7 @@ from packtrain.config.setup import (
 from packtrain.config.steps import configured_samples, in_packs, step_size
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, nearest
+from packtrain.core.numbers import counted
 from packtrain.core.secrets import has_secrets, secret_settings, without_secrets
 from packtrain.core.user_code import without_folder
 from packtrain.delivery.encode.from_transformers import packing_notes
@@ -49,20 +50,13 @@ from packtrain.reports.study_files import NUMBERS, SampleChunk, check_place, wri
 
 _PACKING = {field.name for field in fields(PackingConfig)}
 _CHUNK = 1 << 18  # samples whose lines are written together
-# Keys of a run's config, and what a baseline calls them.
-_BASELINE = {
-    "per_device_train_batch_size": "per_device_batch_size",
-    "num_train_epochs": "epochs",
-    **{
-        name: name
-        for name in (
-            *("gradient_accumulation_steps", "effective_batch_size", "group_by_length", "learning_rate", "vit_lr"),
-            *("aligner_lr", "warmup_ratio", "eval_steps", "save_steps", "save_delay_steps", "logging_steps"),
-            "warmup_steps",
-        )
-    },
-}
-_STEP_SIZES = ("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size")  # of a baseline
+# Keys of a run's config that a baseline has, too.
+_BASELINE = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size", "group_by_length"),
+    *("num_train_epochs", "learning_rate", "vit_lr", "aligner_lr", "warmup_ratio", "warmup_steps"),
+    *("eval_steps", "save_steps", "save_delay_steps", "logging_steps"),
+)
+_STEP_SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size")  # of a baseline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,11 +279,12 @@ def _baseline(
     run: RunConfig, table: CostTable, gpus: int, *, configured: bool
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The settings of the padded run to compare with, and notes on how they were read."""
-    settings = {_BASELINE[name]: value for name, value in run.training.given(*_BASELINE).items()}
+    settings = run.training.given(*_BASELINE)
     settings["compiled"] = compiles(run, packing=False)
     settings["today"] = configured and not run.packs
     if run.training.attn_implementation is not None:
-        settings["attention"] = ATTENTION.get(run.training.attn_implementation, run.training.attn_implementation)
+        kernel = run.training.attn_implementation
+        settings["attn_implementation"] = ATTENTION.get(kernel, kernel)
     shares = []
     for name in ("eval_steps", "save_steps", "logging_steps", "warmup_steps", "save_delay_steps"):
         value = settings.get(name)
@@ -301,8 +296,8 @@ def _baseline(
                 shares.append(f"{name} {value:g} is a share of all steps; the study recommends whole steps")
         elif isinstance(value, float):
             settings[name] = round(value)
-    if isinstance(settings.get("epochs"), float):
-        settings["epochs"] = max(1, round(settings["epochs"]))
+    if isinstance(epochs := settings.get("num_train_epochs"), float):
+        settings["num_train_epochs"] = max(1, round(epochs))
     settings, counted = _in_samples(settings, run, table, gpus)
     return settings, (*shares, *counted)
 
@@ -317,13 +312,13 @@ def _in_samples(
     size, rows, _ = step_size(run, gpus)
     settings = {name: value for name, value in settings.items() if name not in _STEP_SIZES}
     if size.samples is not None:
-        of_batch = {} if run.packs or run.data.pad_packs else {"per_device_batch_size": rows}
+        of_batch = {} if run.packs or run.data.pad_packs else {"per_device_train_batch_size": rows}
         return {**settings, **of_batch, "effective_batch_size": size.samples}, ()
     if run.data.packing_length is None:
         return settings, ()
     packs = size.packs_for(1.0, gpus)
     samples = max(1, round(packs * _samples_per_pack(run.data, table)))
-    note = f"the config packs already: the {packs} packs of a step are about {samples} samples"
+    note = f"the config packs already: a step of {counted(packs, 'pack')} has about {counted(samples, 'sample')}"
     return {**settings, "effective_batch_size": samples}, (note,)
 
 

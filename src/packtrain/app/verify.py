@@ -86,7 +86,7 @@ def verify(
         loss_on=loss_on,
         allow_outside_root=allow_outside_root,
         seed=seed,
-    ).dated()
+    ).with_date()
     settings = request.settings()
     model_contract(settings)  # refused before anything is loaded
     request = replace(
@@ -119,7 +119,7 @@ def verify(
         costs=[one.cost for one in priced],
         patch_size=_patch_size(loaded),
         rows=long_rows(
-            packed, longest, contract, lambda constant: PackCollator(contract, constant=constant, **options)
+            packed, longest, contract, lambda static: PackCollator(contract, static_shapes=static, **options)
         ),
         loss=_training_loss(loaded, place),
         name=model,

@@ -22,7 +22,7 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 # ---- the clock
 
 
-def timed(work: Callable[[], T], *, rounds: float = 9, seconds: float = 1.0) -> tuple[T, float]:
+def time_work(work: Callable[[], T], *, rounds: float = 9, seconds: float = 1.0) -> tuple[T, float]:
     """What the work returns, and its seconds: the median of some rounds, fewer once `seconds` are spent.
 
     A round counts as the smaller of elapsed and processor time: the one is too long where other programs hold the core,

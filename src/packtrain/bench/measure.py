@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from packtrain.bench.data import PICTURES, write_pictures
-from packtrain.bench.host import timed, tree_memory
+from packtrain.bench.host import time_work, tree_memory
 from packtrain.bench.printing import column
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.numbers import MIB
@@ -33,7 +33,7 @@ _SENTENCE = (
     "shows and with one behind in front corner shadow edge middle it is there are which because however"
 )
 _VOCABULARY = tuple(_SENTENCE.split())
-TEXT_SIZES = (1, 10, 30, 100, 1000)  # words of an answer
+TEXT_SIZES = (1, 10, 30, 100, 300, 1000)  # words of an answer
 ROUNDS = 7
 
 
@@ -58,6 +58,8 @@ class Floor:
     ours_microseconds: float = column("ours us", "{:,.0f}")
     floor_microseconds: float = column("floor us", "{:,.0f}")
     ratio: float = column("ratio", "{:.2f}")
+    template_microseconds: float = column("template each time us", "{:,.0f}")  # without what `Skeletons` saves
+    template_ratio: float = column("over ours", "{:.2f}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +164,7 @@ def _process(request: Request, measurer: Measurer, real: RealProcessor) -> None:
 
 def _seconds(work: Callable[[], object], *, at_least: float) -> float:
     """Of one pass; what is short is repeated, to be measured."""
-    return timed(work, rounds=math.inf, seconds=at_least)[1]
+    return time_work(work, rounds=math.inf, seconds=at_least)[1]
 
 
 # ---- against what cannot be avoided
@@ -171,8 +173,9 @@ def _seconds(work: Callable[[], object], *, at_least: float) -> float:
 def _against_floor(root: Path, folder: str, words: int) -> Floor:
     records = max(64, 20_000 // (words + 20))
     request = _request(_write(root / "floor.jsonl", records, lambda _: words), folder)
-    rule = FamilyRule(request)
-    measurer = Measurer(request, rule)
+    rule, slow = FamilyRule(request), FamilyRule(request)
+    slow.encoder.skeletons.patience = sys.maxsize
+    measurer, rendering = Measurer(request, rule), Measurer(request, slow)
     entries = [entry for unit in iter_units(request.specs) for entry in read_unit(request.specs, unit)]
     parsed = [measurer.record(entry, 0) for entry in entries]
     layouts = [rule.encoder.layout(record, measurer.headers(record, 0)) for record in parsed]
@@ -188,18 +191,22 @@ def _against_floor(root: Path, folder: str, words: int) -> Floor:
         for medium in media:
             store.header(medium.kind, medium.ref)
 
-    ratios, ours, floor = [], [], []
+    ratios, ours, floor, rendered, gains = [], [], [], [], []
     for _ in range(ROUNDS):
         ours.append(_seconds(lambda: _measure(request, measurer), at_least=0.15) / records)
         unavoidable = _seconds(tokenize, at_least=0.15) + _seconds(read_headers, at_least=0.1)
         floor.append(unavoidable / records)
         ratios.append(ours[-1] / floor[-1])
+        rendered.append(_seconds(lambda: _measure(request, rendering), at_least=0.15) / records)
+        gains.append(rendered[-1] / ours[-1])
     return Floor(
         answer_words=words,
         tokens_mean=sum(_measure(request, measurer)) / records,
         ours_microseconds=median(ours) * 1e6,
         floor_microseconds=median(floor) * 1e6,
         ratio=median(ratios),
+        template_microseconds=median(rendered) * 1e6,
+        template_ratio=median(gains),
     )
 
 

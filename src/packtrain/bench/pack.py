@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from packtrain.bench.host import timed
+from packtrain.bench.host import time_work
 from packtrain.bench.lengths import MIXTURES, lvis_shape, mixture, read_lengths
 from packtrain.bench.other_packers import NOT_RUN, OTHERS, OtherPacker
 from packtrain.bench.printing import column
@@ -216,7 +216,7 @@ def _one_resource(tokens: np.ndarray, capacity: int, strategy: str = "best_fit")
         return pack_arrays({"tokens": tokens}, {"tokens": capacity}, strategy)
 
     pack_arrays({"tokens": tokens[:_WARM]}, {"tokens": capacity}, strategy)
-    packing, seconds = timed(pack)
+    packing, seconds = time_work(pack)
     fitting = len(tokens) - len(packing.dropped)
     bound = -(-int(tokens[tokens <= capacity].sum()) // capacity)
     return OneResource(
@@ -254,7 +254,7 @@ def _beside(other: OtherPacker, lengths: np.ndarray, capacity: int) -> OtherRow:
     """One other packer and ours; its packs are checked as ours are in the tests."""
     other.prepare(lengths[:200], capacity).pack()  # imports and compiles
     run = other.prepare(lengths, capacity)
-    packed, seconds = timed(run.pack)
+    packed, seconds = time_work(run.pack)
     loads = run.loads(packed)
     if loads.sum() != lengths.sum() or loads.max() > capacity:
         raise RuntimeError(f"{other.name} lost tokens or overfilled a pack of {capacity}")
@@ -313,7 +313,7 @@ def _search(sizes: np.ndarray, limits: tuple[int, ...], effort: Effort) -> tuple
     """Packs and seconds of our own packer."""
     pack = partial(pack_arrays, capacities=dict(zip(LIMITED, limits, strict=True)), strategy="best_fit", effort=effort)
     pack({name: column[:_WARM] for name, column in zip(LIMITED, sizes.T, strict=True)})
-    packing, seconds = timed(partial(pack, dict(zip(LIMITED, sizes.T, strict=True))), rounds=1)
+    packing, seconds = time_work(partial(pack, dict(zip(LIMITED, sizes.T, strict=True))), rounds=1)
     return packing.num_packs, seconds
 
 

@@ -69,7 +69,7 @@ class Pool:
         """What the real tokens of some batches are together; padding is not counted."""
         chosen = np.concatenate(batches)
         tokens, patches = self.tokens[chosen], self.patches[chosen]
-        return Load(
+        return Load.from_counts(
             tokens=int(tokens.sum()),
             squared_tokens=int((tokens * tokens).sum()),
             longest=int(tokens.max()),

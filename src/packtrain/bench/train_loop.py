@@ -24,7 +24,7 @@ from packtrain.bench.train_data import Batches, MadeRows, Pool, evenly_chosen, p
 from packtrain.bench.train_rows import BenchModel, BenchRow
 from packtrain.core.numbers import GIB
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.families.contracts import contract_for
 from packtrain.modeling.chunked_loss import ChunkedLoss, Targets
@@ -193,7 +193,7 @@ class BenchTrainer:
             use_patch_matmul(model)
             self._on_host = avoid_host_sync(model)
         if row.compiled:
-            compile_layers(model, constant=row.is_packed, backend=self._settings.backend)
+            compile_layers(model, static_shapes=row.is_packed, backend=self._settings.backend)
         return ChunkedLoss.install(model, chunk=self._settings.loss_chunk) if row.chunked_loss else None
 
     # ---- steps
@@ -222,7 +222,7 @@ class BenchTrainer:
         targets = Targets.of(batch["labels"])
         kept = {name: batch.pop(name) for name in self._on_host if name in batch}
         moved = {**batch.to(self._device, non_blocking=True), **kept}
-        with self._loss.taking(targets) if self._loss is not None else nullcontext():
+        with self._loss.using(targets) if self._loss is not None else nullcontext():
             loss: Tensor = self._model(**moved).loss
         (loss / (tokens if self._loss is not None else self._per_step)).backward()
 
@@ -249,7 +249,7 @@ class BenchTrainer:
         if not self._row.is_packed:
             padded = PaddedCollator(contract, pad_id=0)
             return padded if self._row.tuned else _WithoutPositions(padded, self._bench.config.get("image_token_id"))
-        return PackCollator(contract, pad_id=0, constant=ConstantShapes(tokens=self._length))
+        return PackCollator(contract, pad_id=0, static_shapes=StaticShapes(tokens=self._length))
 
     # ---- results
 

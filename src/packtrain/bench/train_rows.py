@@ -134,7 +134,7 @@ class BenchRow:
             vision_checkpointing=self.checkpointing,
             chunked_loss=self.chunked_loss,
             loss_chunk=chunk,
-            attention=self.attention,
+            attn_implementation=self.attention,
             compiled=self.compiled,
         )
 

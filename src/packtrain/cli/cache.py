@@ -94,7 +94,7 @@ def clear(
 
 
 def verify(kind: Kinds = None, cache_dir: Root = None, as_json: Json = False) -> None:
-    """Check the cache: read every entry and verify its checksums and counts. Exit code 1: an entry is broken."""
+    """Read every entry of the cache and verify its checksums. Exit code 1: an entry is damaged."""
     from packtrain.app.cache import verify_cache
 
     root = _root(cache_dir)

@@ -16,6 +16,7 @@ from packtrain.cli.calibrate import calibrate
 from packtrain.cli.common import run
 from packtrain.cli.demo import demo
 from packtrain.cli.doctor import doctor
+from packtrain.cli.help_page import Command
 from packtrain.cli.init import init
 from packtrain.cli.inspect import inspect
 from packtrain.cli.interruptible import interruptible
@@ -69,8 +70,8 @@ def _option_value(option: str) -> str:
 
 app = typer.Typer(
     cls=Verbs,
-    help="Measure, pack and train multimodal datasets as fast as your GPUs allow.\n\nStart with: packtrain demo, or "
-    "with your own data: packtrain train --model MODEL --data DATA",
+    help="Sequence packing for fine-tuning vision-language and text models: measure a dataset, plan, pack, train.\n\n"
+    "Start with: packtrain demo, or with your own data: packtrain train --model MODEL --data DATA",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -102,30 +103,32 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Measure, pack and train multimodal datasets as fast as your GPUs allow."""
+    """Sequence packing for fine-tuning vision-language and text models."""
 
 
-app.command("init", short_help="Write a starter config with every setting explained.")(init)
-app.command("measure", short_help="Measure what every record costs, exactly, from headers alone.")(measure)
-app.command("plan", short_help="Find the best config for your model, data and GPUs.")(plan)
-app.command("pack", short_help="Pack samples into sequences, under any number of limits.")(pack)
-app.command("inspect", short_help="Inspect a plan or a run: one pack, one sample, one step.")(inspect)
-app.command("verify", short_help="Check that packing is correct for a model and its attention.")(verify)
-app.command("calibrate", short_help="Fit the memory and time models to this GPU.")(calibrate)
-app.command("train", short_help="Train a model; writes a run folder and a report.")(train)
-app.command("report", short_help="Write the report of a run, or compare several.")(report)
-app.command("demo", short_help="Run the whole pipeline on a small synthetic dataset.")(demo)
-app.command("doctor", short_help="Check the environment: GPU, kernels, packages.")(doctor)
-config.command("convert", short_help="Convert another system's config; every key is accounted for.")(configs.convert)
-config.command("show", short_help="Print the resolved config, with all that it extends.")(configs.show)
-cache.command("ls")(caches.ls)
-cache.command("clear")(caches.clear)
-cache.command("verify")(caches.verify)
-bench.command("measure")(benchmarks.measure)
-bench.command("pack")(benchmarks.pack)
-bench.command("loader")(benchmarks.loader)
-bench.command("train")(benchmarks.train)
-bench.command("families")(benchmarks.families)
+app.command("init", cls=Command, short_help="Write a starter config with every setting explained.")(init)
+app.command("measure", cls=Command, short_help="Measure what every record costs, exactly, from headers alone.")(measure)
+app.command("plan", cls=Command, short_help="Find the best config for your model, data and GPUs.")(plan)
+app.command("pack", cls=Command, short_help="Pack samples into sequences, under any number of limits.")(pack)
+app.command("inspect", cls=Command, short_help="Inspect a plan or a run: one pack, one sample, one step.")(inspect)
+app.command("verify", cls=Command, short_help="Check that packing is correct for a model and its attention.")(verify)
+app.command("calibrate", cls=Command, short_help="Fit the memory and time models to this GPU.")(calibrate)
+app.command("train", cls=Command, short_help="Train a model; writes a run folder and a report.")(train)
+app.command("report", cls=Command, short_help="Write the report of a run, or compare several.")(report)
+app.command("demo", cls=Command, short_help="Run the whole pipeline on a small synthetic dataset.")(demo)
+app.command("doctor", cls=Command, short_help="Check the environment: GPU, kernels, packages.")(doctor)
+config.command("convert", cls=Command, short_help="Convert another system's config; every key is accounted for.")(
+    configs.convert
+)
+config.command("show", cls=Command, short_help="Print the resolved config, with all that it extends.")(configs.show)
+cache.command("ls", cls=Command)(caches.ls)
+cache.command("clear", cls=Command)(caches.clear)
+cache.command("verify", cls=Command)(caches.verify)
+bench.command("measure", cls=Command)(benchmarks.measure)
+bench.command("pack", cls=Command)(benchmarks.pack)
+bench.command("loader", cls=Command)(benchmarks.loader)
+bench.command("train", cls=Command)(benchmarks.train)
+bench.command("families", cls=Command)(benchmarks.families)
 
 
 def main() -> None:

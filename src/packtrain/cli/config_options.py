@@ -10,12 +10,33 @@ from typing import Annotated, Any
 
 import typer
 
+from packtrain.cli.help_page import RUN
 from packtrain.config.data_section import MEDIA_LIMITS
 from packtrain.config.keys import Key
 from packtrain.config.sections import KEYS
 from packtrain.core.errors import ConfigError
 
 _FILES = ("object_template",)  # named by a file that holds the value
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Data": (
+        *("dataset_type", "dataset_format", "media_root", "allow_outside_root", "split", "subset", "sources"),
+        *("max_samples", "eval_size"),
+    ),
+    "Schema and text": (
+        *("schema", "columns", "strict_columns", "formatting_func", "loss_on", "add_eos"),
+        *("chat_template", "template_date", "object_ordering", "emit_norm", "object_template"),
+    ),
+    "Media": tuple(MEDIA_LIMITS),
+    "Filters": (
+        *("min_seconds", "max_seconds", "max_images_per_sample", "max_sample_length", "on_error", "max_failure_rate"),
+    ),
+    RUN: ("check", "content_hash", "workers", "plugins"),
+    "Limits of a pack": tuple(name for name in KEYS if name.startswith("max_") and name.endswith("_per_pack")),
+    "Samples too long for a pack": ("overlong", "cutoff_len", "truncate_side"),
+    "Order and epochs": ("shuffle", "repack_each_epoch", "packing_drop_last", "packs_per_step", "max_packs"),
+    "Windows": ("packing_window", "packing_min_fill_ratio"),
+}
+_GROUP_OF = {name: group for group, names in GROUPS.items() for name in names}
 
 
 def verb_options(verb: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -39,7 +60,9 @@ def verb_options(verb: str) -> Callable[[Callable[..., None]], Callable[..., Non
             command(**given, settings=settings)
 
         own = [one for one in inspect.signature(command, eval_str=True).parameters.values() if one.name != "settings"]
-        added = [_parameter(name, one) for name, one in {**keys, **limits}.items()]
+        groups = list(GROUPS)
+        by_group = sorted({**keys, **limits}, key=lambda name: groups.index(_GROUP_OF.get(name, groups[0])))
+        added = [_parameter(name, {**keys, **limits}[name]) for name in by_group]
         called.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
         called.__annotations__ = {one.name: one.annotation for one in (*own, *added)}
         return called
@@ -52,7 +75,8 @@ def _parameter(name: str, one: Key) -> inspect.Parameter:
     default = "" if one.default is False else one.default_words  # a flag says it by being one
     help = f"{one.help} Default: {default}." if default else one.help
     names = one.options or (_option(name),)
-    annotation: Any = Annotated[_type(one), typer.Option(*names, help=help, show_default=False)]  # type: ignore[valid-type]
+    option = typer.Option(*names, help=help, show_default=False, rich_help_panel=_GROUP_OF.get(name))
+    annotation: Any = Annotated[_type(one), option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from packtrain.cli.common import Json, print_json
 from packtrain.cli.interruptible import interruptible
 from packtrain.cli.measure import MeasureBar, measured_json, show_measured
-from packtrain.cli.pack import plan_json, show_plan
+from packtrain.cli.pack import plan_json, show_packs
 from packtrain.cli.plan import planned_json, show_planned
 from packtrain.cli.terminal import ElapsedColumn, Terminal, errors, output, table
-from packtrain.core.numbers import counted, formatted
+from packtrain.core.numbers import counted, format_number
 
 if TYPE_CHECKING:
     from packtrain.demo import DemoTraining, RunStanding
@@ -79,7 +79,7 @@ def demo(
         return
     show_measured(result.measured, output, then=False)
     show_planned(result.planned, output, then=False)
-    show_plan(result.packed.plan, (), output)
+    show_packs(result.packed.plan, output)
     if result.trained is not None:
         show_trained(result.trained, output)
     yaml = escape(str(result.planned.files["recommended.yaml"]))
@@ -112,7 +112,7 @@ class TrainingBars:
         if standing.mode not in self._tasks:
             self._bars.start()  # only now: until then another bar is shown
             self._tasks[standing.mode] = self._bars.add_task(standing.mode, total=standing.steps, loss="")
-        loss = "" if standing.loss is None else f"loss {formatted('loss', standing.loss)}"
+        loss = "" if standing.loss is None else f"loss {format_number('loss', standing.loss)}"
         self._bars.update(self._tasks[standing.mode], completed=standing.step, loss=loss)
 
 

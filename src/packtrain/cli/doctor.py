@@ -21,10 +21,10 @@ def doctor(as_json: Json = False) -> None:
     columns = ("", "part", "found")
     environment = table("Environment", columns, text=columns)
     for part in parts:
-        if part.found:
-            environment.add_row(part.group, part.name, escape(part.found))
+        if part.details:
+            environment.add_row(part.group, part.name, escape(part.details))
     output.print(environment)
-    missing = [part for part in parts if not part.found]
+    missing = [part for part in parts if not part.details]
     if not missing:
         output.print("Nothing is missing.")
         return

@@ -17,11 +17,11 @@ from packtrain.cli.interruptible import interruptible
 from packtrain.cli.pack import plan_json, show_blocked, show_plan
 from packtrain.cli.terminal import Terminal, output, table
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import counted, formatted, percent, shown
+from packtrain.core.numbers import counted, format_number, percent, shown
 
 if TYPE_CHECKING:
-    from packtrain.app.inspect_batch import BatchMedium, BatchSample, BatchToken, InspectedBatch
     from packtrain.app.inspect_plan import InspectedStep, PackedSample, PackPlace
+    from packtrain.delivery.batch_contents import BatchMedium, BatchSample, BatchToken, InspectedBatch
     from packtrain.packing.pack_plan import PackPlan
 
 _ID, _NAME, _TOKEN = 120, 60, 200  # characters of names and texts from data that are shown
@@ -62,7 +62,7 @@ def inspect(
         ),
     ] = False,
     all_tokens: Annotated[
-        bool, typer.Option("--all-tokens", help="With --batch: do not fold runs of media tokens.")
+        bool, typer.Option("--all-tokens", help="With --batch: do not fold runs of vision tokens.")
     ] = False,
     attn_implementation: Annotated[
         str | None,
@@ -241,7 +241,7 @@ def show_step(step: InspectedStep, console: Terminal) -> None:
         console.print("metrics.jsonl does not have this step: not trained yet, or not logged.")
         return
     words = [
-        f"{name} {formatted(kind, step.logged[key]) if math.isfinite(step.logged[key]) else step.logged[key]}"
+        f"{name} {format_number(kind, step.logged[key]) if math.isfinite(step.logged[key]) else step.logged[key]}"
         for key, name, kind in _LOGGED
         if key in step.logged
     ]
@@ -289,7 +289,7 @@ def _head(batch: InspectedBatch, console: Terminal) -> None:
     counts = [
         counted(len(batch.samples), "sample"),
         f"{batch.num_tokens:,} of {batch.packing_length:,} tokens",
-        f"{batch.supervised_tokens:,} with loss",
+        f"{batch.supervised_tokens:,} supervised",
         *([counted(batch.images, "image")] if batch.images else []),
         *([counted(batch.videos, "video")] if batch.videos else []),
         *([patches] if batch.images or batch.videos else []),
@@ -365,7 +365,7 @@ def _headline(batch: InspectedBatch, number: int | None) -> Text:
         return Text(f"{_BOUNDARY} padding: no loss, not attended to", "bold")
     sample = batch.samples[number]
     part = f", from its token {sample.start:,}" if sample.start else ""
-    counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} with loss"
+    counts = f"{counted(sample.tokens, 'token')}{part}, {sample.supervised_tokens:,} supervised"
     name = shown(sample.id, _ID) + (f" ({shown(sample.origin, _ID)})" if sample.origin != sample.id else "")
     return Text(f"{_BOUNDARY} sample {number}: {name}: {counts}", "bold")
 

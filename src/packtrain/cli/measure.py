@@ -13,6 +13,7 @@ from rich.table import Table
 
 from packtrain.cli.common import Json, print_json
 from packtrain.cli.config_options import verb_options
+from packtrain.cli.help_page import RUN
 from packtrain.cli.interruptible import interruptible
 from packtrain.cli.terminal import Bar, Terminal, output, table
 from packtrain.core.numbers import counted, elapsed
@@ -52,13 +53,17 @@ def measure(
     ],
     settings: dict[str, object],
     streaming: Annotated[
-        bool, typer.Option("--streaming", help="Stream a Hugging Face dataset instead of downloading it.")
+        bool,
+        typer.Option(
+            "--streaming", rich_help_panel="Data", help="Stream a Hugging Face dataset instead of downloading it."
+        ),
     ] = False,
-    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    engine: Annotated[str, typer.Option(rich_help_panel=RUN, help="local, or ray for a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(help="Address of the Ray cluster. Default: start one on this machine.")
+        str | None,
+        typer.Option(rich_help_panel=RUN, help="Address of the Ray cluster. Default: start one here."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: Annotated[int, typer.Option(rich_help_panel=RUN, help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Measure what every record costs (tokens, patches, images, frames), exactly, from headers alone.
@@ -136,24 +141,25 @@ def show_measured(outcome: MeasureOutcome, console: Terminal, *, then: bool = Tr
         console.print(f"[yellow]{escape(note)}[/]")
     console.print(_statistics_table(summary))
     console.print(
-        f"{counted(counts.entries, 'entry', 'entries')} read = {counts.rows:,} measured + "
-        f"{counts.ledger:,} in the ledger ({counts.failed:,} unusable, {counts.filtered:,} filtered out)"
+        f"{counted(counts.entries, 'record')} read = {counts.rows:,} measured + {counts.ledger:,} skipped "
+        f"({counts.failed:,} unusable, {counts.filtered:,} filtered out)"
+        + ("; ledger.jsonl lists them with the reason" if counts.ledger else "")
     )
     if summary.schemas:
         read = (f"{name} ({count:,})" for name, count in summary.schemas.items())
         console.print(f"read as: {escape(', '.join(read))}")
     if counts.cut_short:
         console.print(
-            f"[bold red]{counts.cut_short:,} files could not be read completely:[/]"
+            f"[bold red]{counted(counts.cut_short, 'file')} could not be read completely:[/]"
             " more records are missing than the ledger lists"
         )
     if by_count := sorted(counts.reasons.items(), key=lambda item: -item[1]):
-        console.print(ledger_table("Not in the table", "records", dict(by_count[:8])))
+        console.print(ledger_table("Skipped", "records", dict(by_count[:8])))
     console.print(escape(_how(summary)))
     if not then:
         return
     folder = escape(str(outcome.table.folder))
-    console.print(f"next: packtrain plan {folder} --gpu h200 --gpus 4 --out report")
+    console.print(f"next: packtrain plan {folder} --gpu GPU --gpus N --out report")
 
 
 def _statistics_table(summary: MeasureSummary) -> Table:
@@ -167,7 +173,7 @@ def _statistics_table(summary: MeasureSummary) -> Table:
 
 
 def ledger_table(title: str, counted: str, reasons: Mapping[str, int]) -> Table:
-    """A table of unused entries by reason."""
+    """A table of the ledger: what was skipped, by reason."""
     ledger = table(title, ("stage: reason", counted), text=("stage: reason",))
     for reason, count in reasons.items():
         ledger.add_row(escape(reason), f"{count:,}")

@@ -58,12 +58,11 @@ def pack(
 
     with interruptible(then), PackBar(quiet=as_json) as bar:
         packed = pack_outcome(costs, config, out, bar.update)
-    balance = balance_table(packed.plan)
     if as_json:
         facts = {"reused": packed.reused, "work_from": packed.work_from, "notes": list(packed.notes)}
-        print_json({**facts, **plan_json(packed.plan, balance)})
+        print_json({**facts, **plan_json(packed.plan, balance_table(packed.plan))})
     else:
-        show_packed(packed, balance, output)
+        show_packed(packed, output)
 
 
 class PackBar(Bar):
@@ -90,42 +89,47 @@ def plan_json(plan: PackPlan, balance: Sequence[BalanceLine] = ()) -> dict[str, 
     }
 
 
-def show_packed(packed: PackOutcome, balance: Sequence[BalanceLine], console: Terminal) -> None:
+def show_packed(packed: PackOutcome, console: Terminal) -> None:
     """A plan that was just made."""
     if packed.reused:
         console.print("Nothing has changed since this was packed: the plan is reused.")
     for note in packed.notes:
         console.print(f"[yellow]{escape(note)}[/]")
-    show_plan(packed.plan, balance, console)
-    console.print(f"Work per pack is predicted for {escape(packed.work_from)}.")
+    show_packs(packed.plan, console)
     if packed.plan.folder is not None:
-        console.print(f"next: packtrain inspect {escape(str(packed.plan.folder))} --pack 0")
+        folder = escape(str(packed.plan.folder))
+        console.print(f"next: packtrain inspect {folder} --pack 0, or without --pack limits and load balance")
+        console.print(f"then: packtrain train --model MODEL --data DATA data.plan={folder}")
+
+
+def show_packs(plan: PackPlan, console: Terminal) -> None:
+    """Packs and fill of each epoch, and what is in none."""
+    console.print(_epochs_table(plan))
+    for line in _sentences(plan):
+        console.print(line)
+    reasons = plan.summary.ledger.reasons
+    if reasons:
+        console.print(ledger_table("Dropped", "samples", reasons))
 
 
 def show_plan(plan: PackPlan, balance: Sequence[BalanceLine], console: Terminal) -> None:
-    """A plan for people."""
-    console.print(_epochs_table(plan))
-    console.print(_limits_table(plan))
-    for line in _sentences(plan):
-        console.print(line)
+    """A plan in full."""
+    show_packs(plan, console)
+    show_blocked(plan, console)
     if balance:
         console.print(_balance_table(balance))
-    reasons = plan.summary.ledger.reasons
-    if reasons:
-        console.print(ledger_table("Not packed", "samples", reasons))
 
 
 def _epochs_table(plan: PackPlan) -> Table:
     config = plan.config
     title = f"Packs of {config.packing_length:,} tokens, {config.packing_strategy}"
-    epochs = table(escape(title), ("epoch", "packs", "bound", "of bound", "fill", "samples", "per pack", "dropped"))
+    epochs = table(escape(title), ("epoch", "packs", "lower bound", "fill", "samples", "per pack", "dropped"))
     for number, counts in enumerate(plan.summary.epochs[:8]):
         samples = plan.epoch(number).num_samples
         epochs.add_row(
             str(number),
             f"{counts.packs:,}",
             f"{counts.bound:,}",
-            f"{counts.of_bound:.4f}",
             percent(counts.fill),
             f"{samples:,}",
             decimal(samples / max(counts.packs, 1)),
@@ -161,10 +165,7 @@ def _sentences(plan: PackPlan) -> list[str]:
     from packtrain.packing.packing_config import SETTING_OF
 
     counts, blocked = plan.summary.epochs[0], plan.summary.blocked
-    sentences = [
-        f"rejects: of {counted(blocked.offers, 'probe sample')}, the share that this limit keeps out of finished packs;"
-        " only this: no other limit rejects them"
-    ]
+    sentences = []
     for resource in plan.config.capacities():
         alone = blocked.limits[resource].alone / max(blocked.offers, 1)
         if resource != "tokens" and counts.fill < _POOR_FILL and alone > _HALF:
@@ -173,14 +174,18 @@ def _sentences(plan: PackPlan) -> list[str]:
                 "raise it, or choose a shorter packing_length"
             )
     if counts.cut_rows:
-        lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} labels are not used"
+        lost = f"{counts.tokens_lost:,} tokens and {counts.supervised_lost:,} supervised tokens are not used"
         sentences.append(f"{counted(counts.cut_rows, 'sample')} cut; {lost}.")
     if counts.waiting:
         sentences.append(f"{counted(counts.waiting, 'sample')} left for later epochs (mixture weight below 1).")
     total = counts.entries + counts.ledger
     ledger = counts.ledger
-    sentences.append(f"{counted(total, 'entry', 'entries')} = {counts.entries:,} packed + {ledger:,} in the ledger")
+    sentences.append(f"{counted(total, 'sample')} = {counts.entries:,} packed + {ledger:,} dropped{_listed(ledger)}")
     return sentences
+
+
+def _listed(dropped: int) -> str:
+    return "; ledger.jsonl lists them with the reason" if dropped else ""
 
 
 def _balance_table(balance: Sequence[BalanceLine]) -> Table:
@@ -203,8 +208,11 @@ def _balance_table(balance: Sequence[BalanceLine]) -> Table:
 
 def show_blocked(plan: PackPlan, console: Terminal) -> None:
     """How many placements each limit rejected."""
-    console.print(_limits_table(plan))
-    console.print(_sentences(plan)[0])
     blocked = plan.summary.blocked
+    console.print(_limits_table(plan))
+    console.print(
+        f"rejects: of {counted(blocked.offers, 'probe sample')}, the share that this limit keeps out of finished packs;"
+        " only this: no other limit rejects them"
+    )
     fitting = blocked.offers - blocked.refused
     console.print(f"{fitting:,} of {counted(blocked.offers, 'probe sample')} would still have fitted.")

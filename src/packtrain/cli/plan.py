@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +65,11 @@ def plan(
         int | None, typer.Option(min=1, help="Micro-batch size of your current padded run. Default: 2.")
     ] = None,
     effective_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples per optimizer step, which the plan keeps. Default: about 128.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples per optimizer step; packs change it, by at most 10 % where possible. Default: about 128.",
+        ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs. Default: 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed. Default: the config's, or 0.")] = None,
@@ -104,9 +108,9 @@ def plan(
                 "vision_checkpointing": checkpointing,
             },
             baseline={
-                "per_device_batch_size": batch_size,
+                "per_device_train_batch_size": batch_size,
                 "effective_batch_size": effective_batch_size,
-                "epochs": epochs,
+                "num_train_epochs": epochs,
             },
             seed=seed,
             overwrite=overwrite,
@@ -146,6 +150,7 @@ def show_planned(planned: Planned, console: Terminal, *, then: bool = True) -> N
     for note in planned.notes:
         console.print(f"[dim]{escape(note)}[/]")
     console.print(_sweep_table(study))
+    console.print("; ".join(_legend(study)))
     console.print(_padding_table(study))
     if reasons := _worth_showing(study):
         console.print(_reasons_table(reasons))
@@ -164,21 +169,10 @@ def show_planned(planned: Planned, console: Terminal, *, then: bool = True) -> N
 
 
 def _sweep_table(study: Study) -> Table:
-
-    usable = f"{gib(study.memory.usable_bytes)} usable"
-    columns = ("\npacks", "of\nbound", "\nfill", "samples\npacked", "\ndropped", "packs/\nstep", "GPUs\nidle")
+    columns = ("\npacks", "lower\nbound", "\nfill", "samples\npacked", "\ndropped", "packs/\nstep", "GPUs\nidle")
     sweep = table(
         f"Packing lengths tried for {escape(study.model_type)} on {study.gpus} x {study.gpu}, {_layers(study.setup)}",
         ("\nlength", *columns, "\nsteps", "\nGiB", "\ntokens/s"),
-        caption="   ".join(
-            (
-                f"* {study.recommendation.mark}",
-                *(() if all(one.fits for one in study.simulations) else (f"- needs more than the {usable}",)),
-                "of bound: at 100 % no packing has fewer packs",
-                "GPUs idle: without a pack in a full step",
-            )
-        ),
-        caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
     )
@@ -191,7 +185,7 @@ def _sweep_table(study: Study) -> Table:
         sweep.add_row(
             f"{mark}{one.packing_length:,}{limits}",
             f"{one.packs:,}",
-            percent(one.of_bound),
+            f"{one.bound:,}",
             percent(one.fill),
             f"{one.samples_packed:,}",
             f"{one.samples_dropped:,} ({percent(one.dropped_share)})",
@@ -204,9 +198,17 @@ def _sweep_table(study: Study) -> Table:
     return sweep
 
 
+def _legend(study: Study) -> Iterator[str]:
+    yield f"* {study.recommendation.mark}"
+    if not all(one.fits for one in study.simulations):
+        yield f"- needs more than {gib(study.memory.usable_bytes)}"
+    yield "lower bound: no packing has fewer packs"
+    yield "GPUs idle: without a pack in a full step"
+
+
 def _layers(trained: TrainingSetup | Baseline) -> str:
     """How layers are taken to run, of a setup or a baseline."""
-    return "torch.compile" if trained.compiled else "eager"
+    return "torch.compile" if trained.compiled else "uncompiled"
 
 
 def _padding_table(study: Study) -> Table:
@@ -214,10 +216,10 @@ def _padding_table(study: Study) -> Table:
     columns = ("batches", "attention, layers", "batch size", "samples", "steps", "padding", "GiB", "tokens/s", "")
     padding = table(f"Without packing, {name}", columns, box=None)
     for run in study.padded:
-        own = f"{study.baseline.attention}, {_layers(study.baseline)}"
+        own = f"{study.baseline.attn_implementation}, {_layers(study.baseline)}"
         padding.add_row(
             "random" if run.order == "random" else "grouped by length",
-            own if run.kernels == "own" else "same as packed",
+            own if run.kernels == "own" else "as packed",
             str(run.batch_size),
             f"{run.samples:,}",
             f"{run.steps:,}",
@@ -235,7 +237,7 @@ def _worth_showing(study: Study) -> list[Reason]:
     reasons = [
         reason
         for reason in study.recommendation.reasons
-        if reason.baseline != reason.packing.removesuffix(" (follows)")
+        if reason.baseline != reason.packing.removesuffix(" (derived)")
     ]
     if study.baseline.today:
         return reasons

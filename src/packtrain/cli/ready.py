@@ -14,9 +14,9 @@ from packtrain.core.numbers import counted, decimal, duration, gib, percent
 
 if TYPE_CHECKING:
     from packtrain.app.train.outcome import ReadyRun
-    from packtrain.app.train.run_numbers import RunNumbers
-    from packtrain.app.train.trainer_arguments import Course
     from packtrain.modeling.adapters import TrainedPart
+    from packtrain.predicting.values import TrainingSetup
+    from packtrain.runs.derived import Course, RunNumbers
 
 
 def show_ready(ready: ReadyRun, console: Terminal) -> None:
@@ -57,9 +57,9 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     if numbers.too_large:
         ledger += f", {numbers.too_large:,} of them too long for a pack"
     if numbers.unlabelled:
-        ledger += f", {numbers.unlabelled:,} of them pieces left without labels"
+        ledger += f", {numbers.unlabelled:,} of them pieces without supervised tokens"
     if numbers.cut:
-        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} labels are not trained on"
+        lost = f"{numbers.cut_tokens:,} tokens and {numbers.cut_supervised:,} supervised tokens are not trained on"
         to = f"cutoff_len {run.data.cutoff_len:,}" if run.data.cutoff_len else "packing_length"
         ledger += f"; {counted(numbers.cut, 'sample')} cut to {to}, {lost}"
     if numbers.looked_at is not None:
@@ -80,8 +80,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         each = f"{counted(numbers.rows_per_batch, 'sample')} each"
         if run.data.pad_packs:
             each = f"the samples of a pack each, on average {decimal(numbers.samples_per_pack)}"
-        yield "batches", f"{each}, padded to the longest: {padding}"
-        yield "packing is off", "one sample per row"
+        yield "batches", f"{each}, one per row, padded to the longest: {padding}"
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
     course = ready.course
@@ -90,6 +89,7 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     clipped = f"gradients clipped at {course.max_grad_norm:g}" if course.max_grad_norm else "gradients not clipped"
     decay = f"weight decay {course.weight_decay:g}"
     yield "optimizer", f"{course.optimizer}, {decay}, {clipped}; compute dtype {course.precision}"
+    yield "gradient checkpointing", _checkpointing(run.setup)
     yield "checkpoints", course.saves
     if numbers.evaluation_samples:
         batches = counted(numbers.evaluation_batches, "batch", "batches")
@@ -98,6 +98,13 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
     yield from _expectation_rows(ready)
     if ready.resumed:
         yield "resuming", f"from checkpoint-{ready.resumed}"
+
+
+def _checkpointing(setup: TrainingSetup) -> str:
+    language, vision = setup.gradient_checkpointing, setup.vision_checkpointing
+    if language == vision:
+        return "on" if language else "off"
+    return "language model only" if language else "vision encoder only"
 
 
 def _lengths(numbers: RunNumbers) -> str:
@@ -110,7 +117,7 @@ def _lengths(numbers: RunNumbers) -> str:
 
 
 def _in_the_ledger(entries: int) -> str:
-    return f"; {entries:,} more in the ledger" if entries else ""
+    return f"; {entries:,} more skipped, listed in ledger.jsonl with the reason" if entries else ""
 
 
 def _steps(numbers: RunNumbers) -> str:
@@ -173,7 +180,7 @@ def _method(ready: ReadyRun) -> str:
 
 def _step(ready: ReadyRun) -> str:
     numbers = ready.numbers
-    processes = counted(numbers.world, "process", "processes")
+    processes = counted(numbers.world_size, "process", "processes")
     passes = f"gradient_accumulation_steps {numbers.micro_batches:,} on {processes}"
     if not ready.run.data.has_packs:
         whole = numbers.samples == numbers.packs  # or rows are pieces of samples
@@ -191,7 +198,7 @@ def _step(ready: ReadyRun) -> str:
 
 def _empty(numbers: RunNumbers) -> str:
     """Micro-batches of a step that no pack is left for."""
-    places = numbers.micro_batches * numbers.world
+    places = numbers.micro_batches * numbers.world_size
     idle = places - numbers.packs_per_step
     return f"; {idle} of {places} micro-batches idle, packs_per_step {places} would use them" if idle > 0 else ""
 
@@ -211,7 +218,7 @@ def _compiler(ready: ReadyRun) -> str:
 def _packing_check(ready: ReadyRun) -> str:
     check = ready.packing_check
     if check is None:
-        waits = ready.run.packing_check and ready.run.shares_weights
+        waits = ready.run.packing_check and ready.run.is_sharded
         return "run by all processes before the first step" if waits else "off (packing_check: false)"
     return "\n".join(check.summary_lines())
 

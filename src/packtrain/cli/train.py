@@ -190,7 +190,8 @@ def _progress(
         detail = f"measuring: {state.entries:,} records, {state.skipped:,} skipped"
         return "measuring", state.units, state.total_units, detail
     if isinstance(state, PackProgress):
-        return "packing", state.rows, state.total, f"packing epoch {state.epoch + 1} of {state.epochs}"
+        stage = "planning batches" if state.padded else "packing"
+        return stage, state.rows, state.total, f"{stage}, epoch {state.epoch + 1} of {state.epochs}"
     if isinstance(state, Checking):
         return "reading the checkpoint", state.bytes >> 20, state.total >> 20, f"reading {state.path.name} (MiB)"
     return "tokenizing", state.rows, state.total, "tokenizing"

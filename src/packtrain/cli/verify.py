@@ -106,7 +106,7 @@ def show_report(report: CheckReport, console: Terminal, data: str | None = None)
     took = f"in {elapsed(report.seconds)}"
     if report.passed:
         console.print(f"[bold green]passed[/]: all {len(report.checks)} checks, {took}")
-        then = shlex.join(("packtrain", "measure", shown(data or "DATA", _WHERE), "--model", model, "--out", "costs"))
+        then = shlex.join(("packtrain", "train", "--model", model, "--data", shown(data or "DATA", _WHERE)))
         console.print(f"next: {escape(then)}")
         return
     if not report.failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,23 @@ _DERIVED = (
 )
 _EVALUATION = ("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps")
 _NEED_EVALUATION = ("load_best_model_at_end", "early_stopping_patience")
+# Pairs of which one is left out; the others that contradict each other depend on values.
+_ONE_OF = (
+    ("training.warmup_ratio", "training.warmup_steps"),
+    ("data.eval_path", "data.eval_size"),
+    ("training.fp16", "training.bf16"),
+)
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "merge_adapters")
 
 
-def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object], tuple[str, ...]]:
+def trainer_settings(config: RunConfig, *, world_size: int) -> tuple[dict[str, object], tuple[str, ...]]:
     """Arguments by name, and notes; raises one error with everything that is refused."""
     refused = refused_settings(config.training.given(*NOT_IN_CONFIG))
     problems = [
         *(f"training.{one}" for one in refused),
         *_contradictions(config),
         *_missing_packages(config),
-        *_merge_problems(config, world),
+        *_merge_problems(config, world_size),
     ]
     if problems:
         raise ConfigError("settings", problems=problems)
@@ -62,11 +69,11 @@ def trainer_settings(config: RunConfig, *, world: int) -> tuple[dict[str, object
         "gradient_checkpointing": checkpoints(config),
         "disable_tqdm": True,
         **_warmup(config),
-        **_sharding_arguments(config, world),
+        **_sharding_arguments(config, world_size),
     }
     if training.optim not in (None, MULTIMODAL):
         settings["optim"] = training.optim
-    notes = [*_evaluation(config, settings), *_no_adapters(config), *_notes(config, world)]
+    notes = [*_evaluation(config, settings), *_no_adapters(config), *_notes(config, world_size)]
     return settings, tuple(notes)
 
 
@@ -100,12 +107,12 @@ def _warmup(config: RunConfig) -> dict[str, object]:
     return training.given("warmup_steps")
 
 
-def _sharding_arguments(config: RunConfig, world: int) -> dict[str, object]:
+def _sharding_arguments(config: RunConfig, world_size: int) -> dict[str, object]:
     """How weights are sharded; nothing with one process."""
     training, how = config.training, sharding(config)
     if uses_deepspeed(config):
         return {"deepspeed": _deepspeed(int(how[-1])) if zero_stage(config) else training.deepspeed}
-    if how != "fsdp" or world == 1:
+    if how != "fsdp" or world_size == 1:
         return {}
     return {"fsdp": training.fsdp or "full_shard", "fsdp_config": training.fsdp_config or {"version": 2}}
 
@@ -115,14 +122,14 @@ def _deepspeed(stage: int) -> dict[str, object]:
     return {**dict.fromkeys(names, "auto"), "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": stage}}
 
 
-def _notes(config: RunConfig, world: int) -> list[str]:
+def _notes(config: RunConfig, world_size: int) -> list[str]:
     training, notes = config.training, [*sharding_notes(config)]
     if training.optim == MULTIMODAL:
         rates = ", ".join(training.given("learning_rate", "vit_lr", "aligner_lr"))
         notes.append(f"optimizer multimodal is AdamW with a learning rate for each part: {rates or 'learning_rate'}")
-    if sharding(config) == "fsdp" and world == 1:
+    if sharding(config) == "fsdp" and world_size == 1:
         notes.append("sharding fsdp: there is one process, so nothing is sharded")
-    elif world == 1 and uses_deepspeed(config):
+    elif world_size == 1 and uses_deepspeed(config):
         notes.append(
             "deepspeed needs a launcher, even for one process: torchrun --nproc_per_node 1 -m packtrain.cli ..."
         )
@@ -140,10 +147,11 @@ def _contradictions(config: RunConfig) -> list[str]:
             problems.append(
                 f"training.{rate} {number:g} and model.{part} false: leave the rate out, or train that part"
             )
-    if training.warmup_ratio and training.warmup_steps:
-        problems.append("training.warmup_ratio and training.warmup_steps: leave one of them out")
-    if data.eval_path and data.eval_size:
-        problems.append("data.eval_path and data.eval_size: leave one of them out")
+    problems += [
+        f"{one} and {other}: leave one of them out"
+        for one, other in _ONE_OF
+        if attrgetter(one)(config) and attrgetter(other)(config)
+    ]
     if data.eval_size and data.max_eval_samples:
         problems.append("data.eval_size and data.max_eval_samples: eval_size may be a number of records")
     if not config.evaluates:
@@ -162,8 +170,6 @@ def _contradictions(config: RunConfig) -> list[str]:
         problems.append(f"training.metric_for_best_model {metric}: evaluation computes only the loss: eval_loss")
     if training.greater_is_better:
         problems.append("training.greater_is_better true: the metric is the loss: lower is better")
-    if training.fp16 and training.bf16:
-        problems.append("training.fp16 and training.bf16: leave one of them out")
     if training.fp16 and model.dtype in ("bf16", "bfloat16"):
         problems.append(f"training.fp16 and model.dtype {model.dtype}: leave one of them out")
     optim = training.optim or MULTIMODAL
@@ -180,9 +186,9 @@ def _contradictions(config: RunConfig) -> list[str]:
     return problems
 
 
-def _merge_problems(config: RunConfig, world: int) -> list[str]:
+def _merge_problems(config: RunConfig, world_size: int) -> list[str]:
     """Refused before the run, not at its end."""
-    if world == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
+    if world_size == 1 or sharding(config) != "fsdp" or not config.model.merge_adapters:
         return []
     if model_settings(config).method != "qlora":
         return []

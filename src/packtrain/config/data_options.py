@@ -142,7 +142,7 @@ def _pack_length(config: RunConfig) -> tuple[dict[str, int], tuple[str, ...]]:
     return {"packing_length": length}, (f"{note}; data.packing_length differs",)
 
 
-def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetConfig | None:
+def evaluation_config(config: RunConfig, *, rows: int, world_size: int) -> DatasetConfig | None:
     """The evaluation dataset, in its own order, with its own cost table and plan."""
     data = config.data
     if not config.evaluates:
@@ -166,7 +166,7 @@ def evaluation_config(config: RunConfig, *, rows: int, world: int) -> DatasetCon
         rows_per_batch=1 if packing else size,
         packing_drop_last=None,  # every sample is evaluated
         max_packs=None,
-        packs_per_step=world * (1 if packing else size),  # a batch for every process
+        packs_per_step=world_size * (1 if packing else size),  # a batch for every process
         **_pack_length(config)[0],
     )
 

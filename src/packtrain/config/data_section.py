@@ -24,7 +24,7 @@ from packtrain.config.keys import (
     WORD,
     WORDS,
     Key,
-    Kind,
+    KeyKind,
     Section,
     choice,
     key,
@@ -387,7 +387,7 @@ class DataSection(DatasetSection):
     )
 
 
-def _limit(help: str, *aliases: str, kind: Kind = COUNT) -> Key:
+def _limit(help: str, *aliases: str, kind: KeyKind = COUNT) -> Key:
     return Key(kind=kind, help=help, aliases={name: {} for name in aliases})
 
 

@@ -20,13 +20,13 @@ _LARGEST = 1 << 53  # beyond it whole numbers are no longer told apart as floats
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KeyKind:
     """A kind of value. `types` are those that it may have in Python."""
 
     text: str
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
-    inside: Mapping[str, Kind] | None = None  # of a section whose keys are known
+    inside: Mapping[str, KeyKind] | None = None  # of a section whose keys are known
     words: tuple[str, ...] = ()  # of which it is one
 
     def holds(self, value: object) -> bool:
@@ -50,25 +50,25 @@ class Kind:
         return self.text
 
 
-def whole(text: str, least: int, most: int = _LARGEST) -> Kind:
+def whole(text: str, least: int, most: int = _LARGEST) -> KeyKind:
     """Whole numbers within bounds."""
-    return Kind(text, (int,), lambda value: least <= value <= most)
+    return KeyKind(text, (int,), lambda value: least <= value <= most)
 
 
-def number(text: str, fits: Callable[[Any], bool]) -> Kind:
+def number(text: str, fits: Callable[[Any], bool]) -> KeyKind:
     """Numbers that are finite."""
-    return Kind(text, (int, float), lambda value: abs(value) <= _LARGEST and math.isfinite(value) and fits(value))
+    return KeyKind(text, (int, float), lambda value: abs(value) <= _LARGEST and math.isfinite(value) and fits(value))
 
 
-def choice(*names: str) -> Kind:
+def choice(*names: str) -> KeyKind:
     """One of these words."""
-    return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), (str,), lambda value: value in names, words=names)
+    return KeyKind(" or ".join([", ".join(names[:-1]), names[-1]]), (str,), lambda value: value in names, words=names)
 
 
-def either(*kinds: Kind) -> Kind:
+def either(*kinds: KeyKind) -> KeyKind:
     """A value of any of these kinds."""
     types = tuple(dict.fromkeys(kind for one in kinds for kind in one.types))
-    return Kind(" or ".join(map(str, kinds)), types, lambda value: any(one.holds(value) for one in kinds))
+    return KeyKind(" or ".join(map(str, kinds)), types, lambda value: any(one.holds(value) for one in kinds))
 
 
 def _texts(values: Any) -> bool:
@@ -84,7 +84,7 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bool) or number("", lambda _: True).holds(value)
 
 
-FLAG = Kind("true or false", (bool,))
+FLAG = KeyKind("true or false", (bool,))
 COUNT = whole("a positive integer", 1)
 WHOLE = whole("an integer of at least 0", 0)
 SEED = whole("an integer from 0 to 4294967295", 0, 2**32 - 1)
@@ -98,21 +98,21 @@ HELD = number(
     "a share below 1, or a whole number of records", lambda value: value >= 0 and (value < 1 or value == int(value))
 )
 BELOW_ONE = number("a number of at least 0 and below 1", lambda value: 0 <= value < 1)
-TEXT = Kind("a string", (str,), lambda value: "\0" not in value)
-WORD = Kind("a non-empty string", (str,), lambda value: bool(value.strip()) and "\0" not in value)
-FOLDER = Kind("a local folder", (str,), lambda value: WORD.holds(value) and "://" not in value)
-WORDS = Kind("a list of strings", (list,), _texts)
-SECTION = Kind("a section", (dict,), _plain)
-NAMES = Kind("a section of name: name", (dict,), lambda value: _texts(value) and _texts(value.values()))
-SWITCH = Kind(
+TEXT = KeyKind("a string", (str,), lambda value: "\0" not in value)
+WORD = KeyKind("a non-empty string", (str,), lambda value: bool(value.strip()) and "\0" not in value)
+FOLDER = KeyKind("a local folder", (str,), lambda value: WORD.holds(value) and "://" not in value)
+WORDS = KeyKind("a list of strings", (list,), _texts)
+SECTION = KeyKind("a section", (dict,), _plain)
+NAMES = KeyKind("a section of name: name", (dict,), lambda value: _texts(value) and _texts(value.values()))
+SWITCH = KeyKind(
     "true, false, or a section with enabled",
     (bool, dict),
     lambda value: isinstance(value if isinstance(value, bool) else value.get("enabled"), bool),
 )
-DAY = Kind(A_DAY, (str,), is_date)
+DAY = KeyKind(A_DAY, (str,), is_date)
 SECONDS = number("a number of seconds", lambda value: value >= 0)
 _LIMITS = {**dict.fromkeys(MediaLimits.__slots__, COUNT), "fps": POSITIVE}
-LIMITS = Kind("a section of limits", (dict,), _plain, inside=_LIMITS)
+LIMITS = KeyKind("a section of limits", (dict,), _plain, inside=_LIMITS)
 
 
 def nearest_key(name: object, names: Iterable[str]) -> str:
@@ -140,7 +140,7 @@ Need = Literal["measuring", "packing"]
 class Key:
     """One setting: what its value may be, what it means, and by which other names it is known."""
 
-    kind: Kind
+    kind: KeyKind
     help: str = ""
     default: Any = None  # None: it follows from something else, or is not set
     shown: str = ""  # the default in words, where it follows from something else
@@ -160,7 +160,7 @@ class Key:
 
 
 def key(
-    kind: Kind, help: str = "", *, aliases: Sequence[str] | Mapping[str, Mapping[str, object]] = (), **more: Any
+    kind: KeyKind, help: str = "", *, aliases: Sequence[str] | Mapping[str, Mapping[str, object]] = (), **more: Any
 ) -> Any:
     """A field of a section, which is None where it is unset."""
     meanings = aliases if isinstance(aliases, Mapping) else {name: {} for name in aliases}

@@ -98,7 +98,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
     flags = {} if "method" not in own else {"use_dora": None, "quantization_bit": None}
     model = model_settings(replace(config, model=replace(config.model, **flags, **own)))
     training, step = config.training, step_settings(config)
-    kernels = (*ATTENTION, *CHOICES["attention"])
+    kernels = (*ATTENTION, *CHOICES["attn_implementation"])
     if model.attn_implementation not in kernels:
         fix = nearest(model.attn_implementation, kernels)
         raise ConfigError(
@@ -120,7 +120,7 @@ def training_setup(config: RunConfig, *, gpus: int, given: Raw | None = None) ->
         "vision_batch_patches": step.vision_batch_patches,
         "chunked_loss": step.chunked_loss,
         "loss_chunk": step.loss_chunk,
-        "attention": ATTENTION.get(model.attn_implementation, model.attn_implementation),
+        "attn_implementation": ATTENTION.get(model.attn_implementation, model.attn_implementation),
         "compiled": bool(step.compile),
     }
     return TrainingSetup(**{**values, **overrides})

@@ -24,17 +24,17 @@ class StepSize:
     packs: int | None
     samples: int | None
 
-    def packs_for(self, samples_per_pack: float, world: int) -> int:
+    def packs_for(self, samples_per_pack: float, world_size: int) -> int:
         """Packs of a step, by the rule by which `plan` recommends them: as many as have the samples, and the same
         number for every process where that changes little.
 
-        >>> [StepSize(packs=None, samples=128).packs_for(15.3, world) for world in (1, 2, 4)]
+        >>> [StepSize(packs=None, samples=128).packs_for(15.3, world_size) for world_size in (1, 2, 4)]
         [8, 8, 8]
         """
         if self.packs is not None:
             return self.packs
         assert self.samples is not None
-        return step_shape(self.samples, max(samples_per_pack, 1e-9), world).packs
+        return step_shape(self.samples, max(samples_per_pack, 1e-9), world_size).packs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class PackedStep:
     """An optimizer step of packs beside the samples that it was to have."""
 
     wanted: int  # samples
-    world: int
+    world_size: int
     samples_per_pack: float
     tokens_per_sample: float
     longest: int  # sample
@@ -51,13 +51,14 @@ class PackedStep:
     @property
     def shape(self) -> StepShape:
         """The packs of a step."""
-        return step_shape(self.wanted, self.samples_per_pack, self.world)
+        return step_shape(self.wanted, self.samples_per_pack, self.world_size)
 
     @property
     def moved(self) -> float:
         """By which share the samples of a step change; nothing where an epoch only ends in a step that is not full.
 
-        >>> few = PackedStep(wanted=16, world=1, samples_per_pack=41 / 3, tokens_per_sample=9, longest=9, samples=41)
+        >>> per_sample = {"samples_per_pack": 41 / 3, "tokens_per_sample": 9, "longest": 9}
+        >>> few = PackedStep(wanted=16, world_size=1, samples=41, **per_sample)
         >>> few.moved, round(few.shape.samples)
         (0.0, 14)
         """
@@ -69,24 +70,24 @@ class PackedStep:
     @property
     def idle(self) -> int:
         """Places of a step that no pack is left for."""
-        return self.shape.micro_batches * self.world - self.shape.packs
+        return self.shape.micro_batches * self.world_size - self.shape.packs
 
     @property
     def is_kept(self) -> bool:
         """Does a step have its samples, and every process a pack?"""
-        return abs(self.moved) <= KEPT and self.idle <= KEPT * self.shape.micro_batches * self.world
+        return abs(self.moved) <= KEPT and self.idle <= KEPT * self.shape.micro_batches * self.world_size
 
     @property
     def fewest_packs(self) -> int:
         """Packs that hold the samples between them, the same number for every process where there are enough."""
-        passes = math.ceil(self.wanted / self.samples_per_pack / self.world - 1e-9)
-        return min(max(passes, 1) * self.world, self.wanted)
+        passes = math.ceil(self.wanted / self.samples_per_pack / self.world_size - 1e-9)
+        return min(max(passes, 1) * self.world_size, self.wanted)
 
     @property
     def kept_length(self) -> int:
         """The length at which these packs hold the samples; the longest sample fits.
 
-        >>> step = PackedStep(wanted=16, world=2, samples_per_pack=50.0, tokens_per_sample=320.0, longest=900)
+        >>> step = PackedStep(wanted=16, world_size=2, samples_per_pack=50.0, tokens_per_sample=320.0, longest=900)
         >>> step.is_kept, step.kept_length
         (False, 2560)
         """
@@ -139,19 +140,19 @@ def run_length(config: RunConfig) -> RunLength:
     return RunLength(epochs=float(epochs if epochs is not None else 1), max_steps=None)
 
 
-def step_size(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def step_size(config: RunConfig, world_size: int) -> tuple[StepSize, int, tuple[str, ...]]:
     """The size of a step, the rows of a padded batch, and how that was understood."""
     packs = config.packs or config.data.pad_packs
-    return _packed_step(config, world) if packs else _padded_step(config, world)
+    return _packed_step(config, world_size) if packs else _padded_step(config, world_size)
 
 
-def configured_samples(config: RunConfig, world: int) -> int | None:
+def configured_samples(config: RunConfig, world_size: int) -> int | None:
     """Samples of a step as the config sets them, in one way or the other, packed or not."""
     training = config.training
     rows, passes = training.per_device_train_batch_size, training.gradient_accumulation_steps
     if training.effective_batch_size is None:
-        return None if rows is None and passes is None else (rows or ROWS) * (passes or 1) * world
-    _agree(training.effective_batch_size, rows, passes, world, "samples")
+        return None if rows is None and passes is None else (rows or ROWS) * (passes or 1) * world_size
+    _agree(training.effective_batch_size, rows, passes, world_size, "samples")
     return training.effective_batch_size
 
 
@@ -173,7 +174,7 @@ def counted_in_packs_by(config: RunConfig) -> str:
     return next((name for name in detect_systems(config.written_as) if name in BATCHES_OF_PACKS), "")
 
 
-def _configured_packs(config: RunConfig, world: int) -> int:
+def _configured_packs(config: RunConfig, world_size: int) -> int:
     """Packs of a step, where packs are asked for."""
     training = config.training
     packs, batch_size = training.packs_per_step, training.effective_batch_size
@@ -182,29 +183,31 @@ def _configured_packs(config: RunConfig, world: int) -> int:
         got = f"packs_per_step {packs} and effective_batch_size {batch_size}"
         raise ConfigError("training", got=got, expected="one of them", fix="leave one of them out")
     if batch_size is not None:
-        _agree(batch_size, rows, passes, world, "packs")
-    return packs or batch_size or (rows or 1) * (passes or 1) * world
+        _agree(batch_size, rows, passes, world_size, "packs")
+    return packs or batch_size or (rows or 1) * (passes or 1) * world_size
 
 
-def _packed_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _packed_step(config: RunConfig, world_size: int) -> tuple[StepSize, int, tuple[str, ...]]:
     if in_packs(config):
-        return StepSize(packs=_configured_packs(config, world), samples=None), 1, ()
-    samples, training = configured_samples(config, world), config.training
+        return StepSize(packs=_configured_packs(config, world_size), samples=None), 1, ()
+    samples, training = configured_samples(config, world_size), config.training
     if samples is None:
         note = "no batch size is set: a step has one pack per process; training.effective_batch_size sets its samples"
-        return StepSize(packs=world, samples=None), 1, (note,)
+        return StepSize(packs=world_size, samples=None), 1, (note,)
     if counted_in_packs_by(config):
         return StepSize(packs=None, samples=samples), 1, ()  # a warning says it
     settings = f"effective_batch_size {samples}"
+    if training.effective_batch_size is not None and not (config.called or config.written_as):
+        return StepSize(packs=None, samples=samples), 1, ()
     if training.effective_batch_size is None:
         rows, passes = training.per_device_train_batch_size or ROWS, training.gradient_accumulation_steps or 1
-        by = "" if world == 1 else f" x {world} processes"
+        by = "" if world_size == 1 else f" x {world_size} processes"
         settings = f"per_device_train_batch_size {rows} x gradient_accumulation_steps {passes}{by}"
     note = f"{settings} is in samples, packed or not; to count packs, set effective_batch_unit: packs"
     return StepSize(packs=None, samples=samples), 1, (note,)
 
 
-def _padded_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[str, ...]]:
+def _padded_step(config: RunConfig, world_size: int) -> tuple[StepSize, int, tuple[str, ...]]:
     training = config.training
     if in_packs(config):
         raise ConfigError(
@@ -213,20 +216,21 @@ def _padded_step(config: RunConfig, world: int) -> tuple[StepSize, int, tuple[st
             expected="effective_batch_size, which counts samples, packed or not",
             fix="set it instead of packs_per_step and effective_batch_unit",
         )
-    samples, passes = configured_samples(config, world), training.gradient_accumulation_steps
+    samples, passes = configured_samples(config, world_size), training.gradient_accumulation_steps
     rows = training.per_device_train_batch_size or ROWS
     if samples is None:
-        samples = rows * world
+        samples = rows * world_size
     elif training.per_device_train_batch_size is None and passes is not None:
-        rows = math.ceil(samples / (passes * world))
-    return StepSize(packs=samples, samples=samples), min(rows, math.ceil(samples / world)), ()
+        rows = math.ceil(samples / (passes * world_size))
+    return StepSize(packs=samples, samples=samples), min(rows, math.ceil(samples / world_size)), ()
 
 
-def _agree(wanted: int, rows: int | None, passes: int | None, world: int, unit: str) -> None:
+def _agree(wanted: int, rows: int | None, passes: int | None, world_size: int, unit: str) -> None:
     """Batch and accumulation beside the whole step make the same number, or leave a whole one to the other."""
-    if passes is None or wanted == (each := rows or wanted // (passes * world)) * passes * world:
+    if passes is None or wanted == (each := rows or wanted // (passes * world_size)) * passes * world_size:
         return
-    of = f"{each} x {passes} micro-batches x {counted(world, 'process', 'processes')} are {each * passes * world}"
+    processes = counted(world_size, "process", "processes")
+    of = f"{each} x {passes} micro-batches x {processes} are {each * passes * world_size}"
     raise ConfigError(
         "training.effective_batch_size",
         got=f"{wanted} {unit}, but {of}",

@@ -22,7 +22,7 @@ from packtrain.config.keys import (
     WORD,
     WORDS,
     Key,
-    Kind,
+    KeyKind,
     Section,
     choice,
     either,
@@ -41,7 +41,7 @@ MONITOR_LIMITS: Mapping[str, Key] = {
     )
     for one in fields(MonitorLimits)
 }
-MONITORS = Kind("a section of limits", (dict,), inside={name: one.kind for name, one in MONITOR_LIMITS.items()})
+MONITORS = KeyKind("a section of limits", (dict,), inside={name: one.kind for name, one in MONITOR_LIMITS.items()})
 _LOG_LEVEL = choice("passive", "detail", "debug", "info", "warning", "error", "critical")
 SCHEDULES = (
     *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),

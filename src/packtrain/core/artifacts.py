@@ -150,14 +150,13 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder beside `folder` that takes its place when the block ends without an error.
+def work_folder(folder: Path, *, only_writer: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `folder`, and so on its disk, that is gone afterwards.
 
-    A folder that is there and not empty is an OSError then; with `replace`, which is for the only process that writes
-    there, it stays until then. What killed processes have left is removed.
+    What killed processes have left is removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder, only_writer=replace)
+    _remove_abandoned(folder, only_writer=only_writer)
     # Not by process id: on a shared disk another machine may have a process of the same one.
     work = folder.with_name(f".{folder.name}.{uuid.uuid4().int}.tmp")
     work.mkdir()
@@ -166,16 +165,35 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         lock(alive)
         with room_for(folder):
             yield work
-            for path in (*work.rglob("*"), work):
-                sync(path)
-            if replace:
-                _exchange(work, folder)
-            else:
-                os.replace(work, folder)
-            sync(folder.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(alive)
+
+
+@contextmanager
+def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its place when the block ends without an error.
+
+    A folder that is there and not empty is an OSError then; with `replace`, which is for the only process that writes
+    there, it stays until then.
+    """
+    with work_folder(folder, only_writer=replace) as work:
+        yield work
+        for path in (*work.rglob("*"), work):
+            sync(path)
+        if replace:
+            _exchange(work, folder)
+        else:
+            os.replace(work, folder)
+        sync(folder.parent)
+
+
+def remove_folder(folder: Path, *, ignore_errors: bool = False) -> None:
+    """Delete a folder, under another name first: what is half deleted must not look whole."""
+    hidden = folder.with_name(f".{folder.name}.removing")
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.rename(folder, hidden)
+    shutil.rmtree(hidden, ignore_errors=ignore_errors)
 
 
 def make_folder_once(folder: Path, write: Callable[[Path], object]) -> Path:

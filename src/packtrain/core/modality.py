@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packtrain.core.values import MediaKind
@@ -57,6 +58,18 @@ MODALITIES: Mapping[MediaKind, Modality] = {
         ),
     )
 }
+
+
+def count_media(kinds: Iterable[MediaKind]) -> dict[str, int]:
+    """How many media there are of each modality that is counted.
+
+    >>> count_media(["image", "image"])
+    {'images': 2, 'videos': 0}
+    """
+    numbers = Counter(kinds)
+    return {one.counted: numbers[one.name] for one in MODALITIES.values() if one.counted is not None}
+
+
 VISION = tuple(one for one in MODALITIES.values() if one.encoder == "vision")
 PIXELS = tuple(one.features for one in VISION)
 GRIDS = tuple(one.sizes for one in VISION if one.sizes is not None)

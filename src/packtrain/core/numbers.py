@@ -81,15 +81,14 @@ def memory(value: float) -> str:
 
 
 def gib(value: float) -> str:
-    """Bytes in GiB whatever their size, so that a column can be compared.
+    """Bytes in GiB, so that a column can be compared; less than 0.1 GiB, as of tiny models, in smaller units.
 
-    >>> gib(41 * 2**30), gib(2**20), gib(0)
-    ('41.0 GiB', '< 0.1 GiB', '0 GiB')
+    >>> gib(41 * 2**30), gib(3 * 2**20), gib(-(2**10)), gib(0)
+    ('41.0 GiB', '3.0 MiB', '−1.0 KiB', '0 GiB')
     """
-    size = value / GIB
-    if 0 < abs(size) < 0.05:
-        return "< 0.1 GiB" if size > 0 else "> −0.1 GiB"
-    return f"{size:,.1f} GiB".replace("-", "−") if value else "0 GiB"
+    if not value:
+        return "0 GiB"
+    return (f"{value / GIB:,.1f} GiB" if abs(value) >= 0.1 * GIB else memory(value)).replace("-", "−")
 
 
 def times(value: float) -> str:
@@ -172,7 +171,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 }
 
 
-def formatted(kind: str, value: float | None) -> str:
+def format_number(kind: str, value: float | None) -> str:
     """A number in one of the formats; a dash where there is none."""
     return MISSING if value is None else FORMATS[kind](value)
 
@@ -190,7 +189,7 @@ def shown(text: object, limit: int = 80) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in line)
 
 
-def isolated(text: object, limit: int = 80) -> str:
+def isolate(text: object, limit: int = 80) -> str:
     """A name inside a sentence that may run in the other direction: it does not turn the text around it."""
     return f"\u2068{shown(text, limit)}\u2069"
 

@@ -7,6 +7,7 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 Answer = TypeVar("Answer")
+PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt
 
 
 class Unreachable(OSError):
@@ -19,7 +20,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def retry(
-    ask: Callable[[], Answer], pauses: Sequence[float], *, passes: Callable[[Exception], bool] = is_transient
+    ask: Callable[[], Answer], pauses: Sequence[float] = PAUSES, *, passes: Callable[[Exception], bool] = is_transient
 ) -> Answer:
     """The result of `ask`, tried again after each pause while its error may pass; at last its error."""
     for pause in (*pauses, None):

@@ -104,7 +104,7 @@ class TokenIds:
     """Tokens that came as such, never templated. Every one that carries loss is its own label."""
 
     ids: tuple[int, ...]
-    learned: tuple[tuple[int, int], ...]  # spans that carry loss: the first token, and the one after the last
+    supervised: tuple[tuple[int, int], ...]  # spans that carry loss: the first token, and the one after the last
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,8 +2,8 @@
 
 Takes a plan, its cost table and the data, and gives `Batch`es: `SampleEncoder` encodes a sample, `PackCollator` joins a
 pack into one row (`PaddedCollator` pads rows), `PackLoader` hands out every rank's batches. `OnlineSource` packs a
-stream that was not measured. `PackedTrainerMixin` and `trainer_arguments` bring packs to one's own Trainer,
-`token_loss` and `step_tokens` to one's own loop.
+stream that was not measured, `batch_contents` lists a batch token by token. `PackedTrainerMixin` and
+`trainer_arguments` bring packs to one's own Trainer, `token_loss` and `step_tokens` to one's own loop.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 from packtrain.core.errors import ArtifactError, ConfigError, DataError, RecordError
 from packtrain.core.fingerprint import digest
 from packtrain.core.modality import VISION_TOKENS
+from packtrain.core.numbers import counted
 from packtrain.core.values import Cost, LedgerEntry, Measured
 from packtrain.delivery.encode.encode import SampleEncoder
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.delivery.encode.pack_source import delivery_failure, read_media
 from packtrain.delivery.encode.unlisted import ProcessorEncoder, cost_rule, sample_encoder
 from packtrain.measuring.measurer import CostRule, Measurer
@@ -32,6 +33,7 @@ from packtrain.packing.cutting import UNFIT
 from packtrain.packing.online import OnlinePacker, OnlinePlan
 from packtrain.packing.packing_config import SETTING_OF, PackingConfig
 from packtrain.packing.plan_builder import STAGE as PACKING
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.records.open import iter_units, read_unit
 from packtrain.records.source import Entry, SourceSpec
 
@@ -140,7 +142,7 @@ class OnlineSource:
     def _forget_reading(self) -> None:
         """Drop entries that were read ahead; they come after the position and are read again."""
         self._arrivals: Iterator[Arrival] | None = None
-        self._priced: deque[tuple[Arrival, Measured | LedgerEntry]] = deque()
+        self._measured: deque[tuple[Arrival, Measured | LedgerEntry]] = deque()
 
     # ---- delivery
 
@@ -156,6 +158,11 @@ class OnlineSource:
         """The tokens of a pack's samples, without encoding them."""
         self._go_to(number)
         return [tokens for _, tokens in self._next().samples]
+
+    def left_out(self, number: int) -> tuple[LedgerEntry, ...]:
+        """What is in no pack and comes before this one's last sample."""
+        self._go_to(number)
+        return self._next().left_out
 
     def data_files(self, keys: Iterable[PackKey]) -> list[str]:
         """The data files that packs are read from, as sources call them."""
@@ -231,11 +238,11 @@ class OnlineSource:
 
     def _read_one(self) -> bool:
         """Take one entry into the buffer or leave it out; False at the end of the stream."""
-        if not self._priced:
-            self._price_ahead()
-        if not self._priced:
+        if not self._measured:
+            self._measure_ahead()
+        if not self._measured:
             return False
-        arrival, result = self._priced.popleft()
+        arrival, result = self._measured.popleft()
         self._place = EntryPlace(arrival.place.unit, arrival.place.entry + 1)
         if isinstance(result, Measured):
             result = self._push(arrival, result) or result
@@ -274,7 +281,7 @@ class OnlineSource:
         left_out, self._left_out = tuple(self._left_out), []
         return _PlannedPack(samples=tuple((key, self._tokens[key]) for key in keys), left_out=left_out)
 
-    def _price_ahead(self) -> None:
+    def _measure_ahead(self) -> None:
         """Read some entries and compute their costs."""
         if self._arrivals is None:
             self._arrivals = self._stream.read(self._place)
@@ -283,7 +290,7 @@ class OnlineSource:
             for source, together in groupby(block, lambda arrival: arrival.source):
                 part = list(together)
                 results = self._measurer.measure([arrival.entry for arrival in part], source)
-                self._priced.extend(zip(part, results, strict=True))
+                self._measured.extend(zip(part, results, strict=True))
         except BaseException:
             self._forget_reading()  # a generator that has raised would look like the end of the stream
             raise
@@ -302,7 +309,7 @@ class OnlineSource:
                 return
         raise DataError(
             "data.online",
-            got=f"{len(wanted)} entries of the saved state are missing, the first at {min(wanted)}",
+            got=f"{counted(len(wanted), 'entry', 'entries')} of the saved state missing, the first at {min(wanted)}",
             expected="the same stream as when the state was saved",
             fix="restore the data, or start over",
         )
@@ -313,7 +320,7 @@ class OnlineSource:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the members that each process creates for itself."""
-        own = ("_measurer", "_arrivals", "_priced")
+        own = ("_measurer", "_arrivals", "_measured")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -387,7 +394,7 @@ def _uses(cost: Cost) -> dict[str, int]:
 
 def _with_date(request: Request) -> Request:
     try:
-        return request.dated()
+        return request.with_date()
     except ConfigError:  # no readable model, which a custom encoder does not need
         return request
 

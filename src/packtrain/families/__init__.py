@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from packtrain.families.tiny import CHATML as CHATML
     from packtrain.families.tiny import CLIP_PIXELS as CLIP_PIXELS
     from packtrain.families.tiny import LLAMA_TOKENS as LLAMA_TOKENS
-    from packtrain.families.tiny import VISION as VISION
+    from packtrain.families.tiny import TINY_VISION as TINY_VISION
     from packtrain.families.tiny import Id as Id
     from packtrain.families.tiny import TemplateSpec as TemplateSpec
     from packtrain.families.tiny import TinySpec as TinySpec

@@ -74,7 +74,10 @@ def _no_training(family: Family | None, config: Config) -> str:
     """Why a model cannot be trained on next tokens; an empty string where it can."""
     if family is not None and not (family.causal and family.in_transformers):
         return family.refused
-    return "it has an encoder besides its decoder" if config.get("is_encoder_decoder") else ""
+    if config.get("is_encoder_decoder"):
+        return "it has an encoder besides its decoder"
+    hears, sees = (config.get(key) is not None for key in ("audio_config", "vision_config"))
+    return "it takes audio, which has no token rule yet" if hears and not sees else ""
 
 
 def _longest_together(config: Config) -> int | None:

@@ -144,8 +144,8 @@ def dialect_of(template: ChatTemplate, *, string_content: bool) -> Dialect:
 
 def _is_quoted(text: str) -> bool:
     """Is a tool's answer not written, or as the list of parts that it came in?"""
-    before, found, _ = text.partition(_WORDS["a tool's answer"])
-    return not found or before.rstrip(" '\"").endswith(("'text':", '"text":'))
+    before, mark, _ = text.partition(_WORDS["a tool's answer"])
+    return not mark or before.rstrip(" '\"").endswith(("'text':", '"text":'))
 
 
 def _tried(template: ChatTemplate, messages: Messages) -> str:

@@ -13,13 +13,13 @@ from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision,
 from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import Skeletons
-from packtrain.families.tokenizer import Counts, LightTokenizer, Runs, covered_by_all, tokens_after
+from packtrain.families.tokenizer import LightTokenizer, Runs, TokenCounts, covered_by_all, tokens_after
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
 
-Priced = tuple[Cost, Supervision]
+SupervisedCost = tuple[Cost, Supervision]
 
 FIRST_LOOK = 1 << 16  # characters of a text that are tokenized to see whether it can be short enough
 
@@ -32,7 +32,7 @@ class TooManyTokens(RecordError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class SizedRecord:
     """A record whose media headers have been read."""
 
     record: Record
@@ -64,14 +64,14 @@ class RecordEncoder:
 
     # ---- cost
 
-    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> Priced:
+    def cost(self, record: Record, headers: Sequence[MediaHeader]) -> SupervisedCost:
         """The record's cost."""
-        (cost,) = self.costs([Sized(record, tuple(headers))])
+        (cost,) = self.costs([SizedRecord(record, tuple(headers))])
         if isinstance(cost, RecordError):
             raise cost
         return cost
 
-    def costs(self, batch: Sequence[Sized], most_tokens: int | None = None) -> list[Priced | RecordError]:
+    def costs(self, batch: Sequence[SizedRecord], most_tokens: int | None = None) -> list[SupervisedCost | RecordError]:
         """A cost, or an error, for each record; TooManyTokens where the beginning of a text has far more than allowed.
 
         All texts are tokenized together, at which a tokenizer is fastest, and those that come again only once.
@@ -82,7 +82,7 @@ class RecordEncoder:
             wanted = dict.fromkeys(one.text for one in layouts if isinstance(one, Layout) and one.special == special)
             encoded = self.tokenizer.encode_batch(list(wanted), special=special)
             encodings.update(zip(((special, text) for text in wanted), encoded, strict=True))
-        return [self._price(sized, layout, encodings) for sized, layout in zip(batch, layouts, strict=True)]
+        return [self._cost_of_layout(sized, layout, encodings) for sized, layout in zip(batch, layouts, strict=True)]
 
     def _require_short(self, text: str, most: int | None) -> None:
         """Refuse a text by its beginning. Where it is cut tokens may change, so only twice too many are too many."""
@@ -93,7 +93,7 @@ class RecordEncoder:
                 raise TooManyTokens(f"{tokens:,} tokens in the first {look:,} of {len(text):,} characters")
             look *= 4
 
-    def _layout(self, sized: Sized, most_tokens: int | None) -> Layout | Counts | RecordError:
+    def _layout(self, sized: SizedRecord, most_tokens: int | None) -> Layout | TokenCounts | RecordError:
         """Counts where the record came as tokens, else its text."""
         try:
             if sized.record.tokens is not None:
@@ -104,9 +104,12 @@ class RecordEncoder:
             return error
         return layout
 
-    def _price(
-        self, sized: Sized, layout: Layout | Counts | RecordError, encodings: Mapping[tuple[bool, str], Encoding]
-    ) -> Priced | RecordError:
+    def _cost_of_layout(
+        self,
+        sized: SizedRecord,
+        layout: Layout | TokenCounts | RecordError,
+        encodings: Mapping[tuple[bool, str], Encoding],
+    ) -> SupervisedCost | RecordError:
         if isinstance(layout, RecordError):
             return layout
         if isinstance(layout, Layout):
@@ -168,24 +171,24 @@ class RecordEncoder:
         if (at := next((one for one in tokens.ids if one in reserved), None)) is not None:
             raise RecordError("schema", "a media placeholder id", f"{at}, {reserved[at]!a}: use messages")
 
-    def _count_ids(self, tokens: TokenIds) -> Counts:
+    def _count_ids(self, tokens: TokenIds) -> TokenCounts:
         self.require_usable(tokens)
         count = len(tokens.ids)
         spans = [
-            (max(first, 1), end) for first, end in tokens.learned if end > 1
+            (max(first, 1), end) for first, end in tokens.supervised if end > 1
         ]  # the first is predicted from nothing
         runs = Runs()
         runs.add_text(count, spans)
-        return Counts(count, sum([end - first for first, end in spans]), count, runs.lengths())
+        return TokenCounts(count, sum([end - first for first, end in spans]), count, runs.lengths())
 
     def _ends(self, tokens: TokenIds | None) -> bool:
         """Does anything that carries loss end in an end token?"""
         ends = {self.tokenizer.id_of(token) for token in self.tokenizer.ends}
-        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.learned)
+        return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.supervised)
 
     # ---- parts of costs
 
-    def text_counts(self, record: Record) -> tuple[Counts | None, Supervision]:
+    def text_counts(self, record: Record) -> tuple[TokenCounts | None, Supervision]:
         """Where text carries loss, for a family whose media are counted by its processor; None means all of it."""
         if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
             raise RecordError("processor", "media in an assistant message")
@@ -208,13 +211,13 @@ def _silent(record: Record) -> str:
     return "" if answered else "a prompt without an answer"
 
 
-def _count(layout: Layout, encoding: Encoding) -> Counts:
+def _count(layout: Layout, encoding: Encoding) -> TokenCounts:
     """Text tokens of a whole layout; a sample's first token is predicted from nothing, so it never carries loss."""
     text_tokens = len(encoding) - len(layout.runs)
     tail_tokens = tokens_after(encoding, layout.runs[-1].at) if layout.runs else text_tokens
     if layout.supervised is None:
         first_is_media = bool(layout.runs) and encoding.char_to_token(layout.runs[0].at) == 0
-        return Counts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
+        return TokenCounts.all_supervised(text_tokens, text_tokens - (not first_is_media), tail_tokens)
     spans = covered_by_all(encoding, layout.supervised, after=1)
     supervised = sum([end - first for first, end in spans])
     for run in layout.runs:
@@ -222,4 +225,4 @@ def _count(layout: Layout, encoding: Encoding) -> Counts:
         supervised -= inside and encoding.char_to_token(run.at) != 0
     runs = Runs()
     runs.add_text(len(encoding), spans, begin=len(encoding) - tail_tokens)
-    return Counts(text_tokens, supervised, tail_tokens, runs.lengths())
+    return TokenCounts(text_tokens, supervised, tail_tokens, runs.lengths())

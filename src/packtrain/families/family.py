@@ -128,11 +128,12 @@ def _refuse_limits(family: str, limits: MediaLimits, supported: tuple[str, ...])
             )
 
 
-Join = Literal["rows", "padded", "images", "tiles", "text", "samples"]
+Join = Literal["rows", "padded", "images", "tiles", "columns", "text", "samples"]
 # rows     along dimension 0, as they are
 # padded   along dimension 0 after padding all others with zeros
 # images   (1, images, ...) along dimension 1; what is larger pads the other with zeros
 # tiles    along dimension 0 after padding dimension 1, the tiles of an image, with zeros
+# columns  along the last dimension
 # text     (1, tokens, ...) along the text
 # samples  (1, ...) for each sample, which no packed row can hold; padded rows are stacked
 

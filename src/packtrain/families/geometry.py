@@ -45,7 +45,7 @@ def size_dict(value: Any, *, square: bool) -> dict[str, int]:
     return {"height": int(value), "width": int(value)} if square else {"shortest_edge": int(value)}
 
 
-def resized(size: Mapping[str, int], height: int, width: int) -> tuple[int, int]:
+def resize_sides(size: Mapping[str, int], height: int, width: int) -> tuple[int, int]:
     """Height and width after the plain resize: to fixed sides, or the shorter side to a number."""
     if "shortest_edge" in size and "longest_edge" not in size:
         edge = size["shortest_edge"]

@@ -17,7 +17,7 @@ from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.family import Expansion, ProcessorSettings, Rule, Run
 from packtrain.families.part_limits import MediaRules
 from packtrain.families.tokenizer import LightTokenizer
-from packtrain.families.turns import Span, TurnFinder, common_length
+from packtrain.families.turns import TextSpan, TurnFinder, common_length
 
 LossOn = Literal["assistant", "completion", "all"]
 # Media on which rules are tried when nothing is known about the data yet.
@@ -57,7 +57,7 @@ class Layout:
     special: bool  # does the tokenizer add its own special tokens around it
     runs: tuple[PlacedRun, ...] = ()
     expansions: tuple[Expansion, ...] = ()
-    supervised: tuple[Span, ...] | None = None  # characters that carry loss; None means all of them
+    supervised: tuple[TextSpan, ...] | None = None  # characters that carry loss; None means all of them
     media_supervised: tuple[bool, ...] = ()
     shortened: bool = False  # does the template leave out what an answer says
 
@@ -253,8 +253,8 @@ class Layouter:
         return Layout(text=text, special=True, supervised=spans)
 
     def _ended(
-        self, text: str, spans: tuple[Span, ...] | None, eos: str | None, *, special: bool
-    ) -> tuple[str, tuple[Span, ...] | None]:
+        self, text: str, spans: tuple[TextSpan, ...] | None, eos: str | None, *, special: bool
+    ) -> tuple[str, tuple[TextSpan, ...] | None]:
         """Append the end token unless the text already ends with it or the tokenizer will append it."""
         if eos is None or text.rstrip().endswith(eos) or (special and self.tokenizer.appends_eos):
             return text, spans
@@ -264,7 +264,7 @@ class Layouter:
 
     def _turns_of(
         self, record: Record, turns: TurnFinder, rendered: Rendered, messages: list[ChatMessage]
-    ) -> dict[int, Span]:
+    ) -> dict[int, TextSpan]:
         """The assistant's turns by the number of the message, where anything depends on them."""
         numbers = [number for number, message in enumerate(record.messages) if message.role == "assistant"]
         if not numbers or (self.loss_on == "all" and not record.structured and all(m.train for m in record.messages)):
@@ -277,8 +277,8 @@ class Layouter:
         turns: TurnFinder,
         rendered: Rendered,
         messages: list[ChatMessage],
-        told: Mapping[int, Span],
-    ) -> tuple[Span, ...] | None:
+        told: Mapping[int, TextSpan],
+    ) -> tuple[TextSpan, ...] | None:
         """The characters that carry loss; None means all of them."""
         silent = [number for number, message in enumerate(record.messages) if not message.train]
         if self.loss_on == "all" and not silent:
@@ -292,7 +292,7 @@ class Layouter:
             wanted = [number for number in wanted if number == len(record.messages) - 1]
         return tuple(span for number in wanted for span in spans[number])
 
-    def _shortens(self, record: Record, text: str, told: Mapping[int, Span]) -> bool:
+    def _shortens(self, record: Record, text: str, told: Mapping[int, TextSpan]) -> bool:
         """Does the template leave out what an answer that carries loss says? White space does not matter.
 
         Beside tools and reasoning it may also write it elsewhere: there it is looked for up to the end of the turn.
@@ -309,7 +309,7 @@ class Layouter:
                     return True
         return False
 
-    def _require_calls(self, record: Record, text: str, told: Mapping[int, Span]) -> None:
+    def _require_calls(self, record: Record, text: str, told: Mapping[int, TextSpan]) -> None:
         """Refuse a record of whose calls some are not written. How arguments are written is the template's business."""
         for number, message in enumerate(record.messages):
             names = [call.name for call in message.extras.tool_calls] if message.extras is not None else []
@@ -317,9 +317,9 @@ class Layouter:
                 if text.count(name, *told[number]) < names.count(name):
                     raise RecordError("template", "the chat template drops a tool call", name[:60])
 
-    def _without_media(self, template: ChatTemplate, text: str, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    def _without_media(self, template: ChatTemplate, text: str, spans: tuple[TextSpan, ...]) -> tuple[TextSpan, ...]:
         """The spans less media and what the template writes around them: no model can write a picture."""
-        cut: list[Span] = []
+        cut: list[TextSpan] = []
         for match in self.placeholders.finditer(text):
             if any(start <= match.start() < end for start, end in spans):
                 kind = self._kinds[match.group()]
@@ -410,7 +410,7 @@ def _answers_with_media(record: Record) -> bool:
     return any(isinstance(part, Media) for part in parts)
 
 
-def _between(spans: Sequence[Span], end: int) -> tuple[Span, ...]:
+def _between(spans: Sequence[TextSpan], end: int) -> tuple[TextSpan, ...]:
     """What these spans leave.
 
     >>> _between([(0, 2), (5, 6)], 9)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from packtrain.core.errors import RecordError
 from packtrain.core.values import Media, MediaHeader, MediaRef, Part, Record, Text
@@ -86,7 +86,7 @@ class Skeletons:
     """The skeletons of one layouter, found shape by shape."""
 
     # Learning a shape costs as much as running the template for some hundred records, so rare shapes are not learned.
-    patience: ClassVar[int] = 32
+    patience: int = 32
 
     def __init__(self, layouter: Layouter) -> None:
         self._layouter = layouter

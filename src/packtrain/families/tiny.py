@@ -151,7 +151,7 @@ _TEXT = {
     "max_position_embeddings": 32768,
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, **WEIGHTS}
+TINY_VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, **WEIGHTS}
 
 
 def token_ids(tokens: Mapping[str, str], *names: str) -> Config:

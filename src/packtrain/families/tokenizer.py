@@ -151,7 +151,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TokenCounts:
     """Tokens of one record, media apart."""
 
     text_tokens: int
@@ -160,7 +160,7 @@ class Counts:
     tail_runs: tuple[int, ...]  # lengths of the spans of that tail, in turn without and with loss
 
     @classmethod
-    def all_supervised(cls, text_tokens: int, supervised_tokens: int, tail_tokens: int) -> Counts:
+    def all_supervised(cls, text_tokens: int, supervised_tokens: int, tail_tokens: int) -> TokenCounts:
         """Where all text carries loss; the first token, where it is in the tail, is predicted from nothing."""
         first = int(text_tokens == tail_tokens > supervised_tokens)
         runs = Runs()

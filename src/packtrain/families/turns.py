@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from packtrain.core.errors import RecordError
 from packtrain.families.chat_template import ChatMessage, ChatTemplate, Messages, Rendered
 
-Span = tuple[int, int]
+TextSpan = tuple[int, int]
 _ANOTHER = "qz\ue0f2another"  # a text that no record has
 _WORDS = ("qzuserone", "qzanswerone", "qzusertwo", "qzanswertwo")
 
@@ -43,7 +43,7 @@ class TurnFinder:
         *,
         string_content: bool,
         specials: Sequence[str] = (),
-        tokens: Callable[[str], Iterable[Span]] = lambda _: (),
+        tokens: Callable[[str], Iterable[TextSpan]] = lambda _: (),
     ) -> None:
         self._template = template
         self._string_content = string_content
@@ -61,23 +61,23 @@ class TurnFinder:
         other._frame = self._frame if self._frame != _Frame() else other._probe()
         return other
 
-    def spans(self, rendered: Rendered, messages: Messages) -> tuple[tuple[Span, ...], ...]:
+    def spans(self, rendered: Rendered, messages: Messages) -> tuple[tuple[TextSpan, ...], ...]:
         """What carries loss of each assistant message, in order; several spans where the template marks them."""
         return self.marked(rendered, self.turns(rendered, messages))
 
-    def turns(self, rendered: Rendered, messages: Messages) -> tuple[Span, ...]:
+    def turns(self, rendered: Rendered, messages: Messages) -> tuple[TextSpan, ...]:
         """The turn of each assistant message, in order."""
         numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         return tuple([self._turn(rendered.text, messages, number) for number in numbers])
 
-    def marked(self, rendered: Rendered, turns: Sequence[Span]) -> tuple[tuple[Span, ...], ...]:
+    def marked(self, rendered: Rendered, turns: Sequence[TextSpan]) -> tuple[tuple[TextSpan, ...], ...]:
         """What of each turn carries loss: what the template marks, or all of it."""
         marked = [[part for mark in rendered.generated or () if (part := _marked(turn, mark))] for turn in turns]
         if any(marked):  # a template that marks none of them has other things in mind
             return tuple(map(tuple, marked))
         return tuple((turn,) for turn in turns)
 
-    def _turn(self, text: str, messages: Messages, turn: int) -> Span:
+    def _turn(self, text: str, messages: Messages, turn: int) -> TextSpan:
         start = self._start(text, messages, turn)
         end = None if start is None else self._end(text, messages, turn, start)
         if start is None or end is None:
@@ -172,7 +172,7 @@ class TurnFinder:
 
     # ---- the texts of messages
 
-    def content(self, rendered: Rendered, messages: Messages, number: int) -> Span:
+    def content(self, rendered: Rendered, messages: Messages, number: int) -> TextSpan:
         """Where the text of any message stands."""
         text = rendered.text
         is_text = isinstance(messages[number]["content"], str)
@@ -194,14 +194,14 @@ class TurnFinder:
 
     def _before(self, messages: Messages) -> str | None:
         """What a template writes before the text that no record has."""
-        lead, found, _ = (self._rendered(messages) or "").partition(_ANOTHER)
-        return lead if found else None
+        lead, mark, _ = (self._rendered(messages) or "").partition(_ANOTHER)
+        return lead if mark else None
 
     def _after(self, messages: Messages, *, add_generation_prompt: bool = False) -> str | None:
         """What it writes after that."""
         text = self._rendered(messages, add_generation_prompt=add_generation_prompt) or ""
-        _, found, tail = text.rpartition(_ANOTHER)
-        return tail if found else None
+        _, mark, tail = text.rpartition(_ANOTHER)
+        return tail if mark else None
 
     def _longer(self, message: ChatMessage) -> ChatMessage:
         """The message with more text at its end; calls with another argument."""
@@ -284,7 +284,7 @@ def common_length(a: str, b: str) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _marked(turn: Span, mark: Span) -> Span | None:
+def _marked(turn: TextSpan, mark: TextSpan) -> TextSpan | None:
     """The part of a turn that a mark covers, which may be empty; None where the mark is not in the turn."""
     start, end = max(turn[0], mark[0]), min(turn[1], mark[1])
     return (start, end) if start < end or (start == end and mark[0] == mark[1]) else None

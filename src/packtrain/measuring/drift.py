@@ -25,7 +25,7 @@ _READ = ("tokens", "image_tokens", "video_tokens", "patches", "max_patches_per_i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reality:
+class ProcessorCounts:
     """What the real processor made of a record."""
 
     ids: Sequence[int]
@@ -52,7 +52,7 @@ class Agreement:
 class Reference(Protocol):
     """The real processor."""
 
-    def encode(self, record: Record, store: MediaStore) -> Reality:
+    def encode(self, record: Record, store: MediaStore) -> ProcessorCounts:
         """Encode one record for real, pixels and all."""
         ...
 
@@ -100,7 +100,7 @@ _REPORT = (
 )
 
 
-def _compare(record: Record, row: dict[str, int], real: Reality) -> None:
+def _compare(record: Record, row: dict[str, int], real: ProcessorCounts) -> None:
     for name in ("tokens", "media_tokens", "patches", "max_patches_per_image", "tail_tokens"):
         ours, theirs = row[name], getattr(real, name)
         if theirs is not None and ours != theirs:
@@ -112,7 +112,7 @@ def _compare(record: Record, row: dict[str, int], real: Reality) -> None:
             )
 
 
-def _compare_ids(record: Record, ours: Sequence[int], real: Reality) -> None:
+def _compare_ids(record: Record, ours: Sequence[int], real: ProcessorCounts) -> None:
     at = next((at for at, (one, other) in enumerate(zip(ours, real.ids, strict=False)) if one != other), None)
     if at is not None:
         raise DriftError(

@@ -25,7 +25,7 @@ from packtrain.core.fingerprint import differences
 from packtrain.measuring.measure_summary import JsonObject
 from packtrain.records.open import spoils_file
 
-_KIND, _VERSION = "measure-journal", 6
+_KIND, _VERSION = "measure-journal", 7
 _FRAME = struct.Struct("<QI")
 _SYNC_SECONDS = 1.0  # a crash costs at most this much work
 

@@ -219,10 +219,10 @@ def data_notes(summary: MeasureSummary) -> tuple[str, ...]:
     """What a user should know about what is trained."""
     counts, columns, copies = summary.counts, summary.statistics.columns, summary.copies
     rows, notes = counts.rows, []
-    learned, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
-    if learned < _FEW_SUPERVISED * tokens:
+    supervised, tokens = columns["supervised_tokens"]["total"], columns["tokens"]["total"]
+    if supervised < _FEW_SUPERVISED * tokens:
         notes.append(
-            f"only {percent(learned / tokens)} of all tokens carry loss ({learned:,.0f} of {tokens:,.0f}): "
+            f"only {percent(supervised / tokens)} of all tokens are supervised ({supervised:,.0f} of {tokens:,.0f}): "
             "answers are short compared to prompts and media"
         )
     if copies > _MANY_COPIES * rows:

@@ -141,6 +141,7 @@ def run_measurement(
         if counts.rows == 0:
             raise _nothing_left(counts, remedies, [str(spec.path) for spec in task.request.specs])
         table = CostTable(out, MeasureSummary(inputs=inputs, counts=counts))
+        seconds = round(time.monotonic() - started, 3)
         if policy.check and not by_processor:
             progress.checking = min(policy.check, counts.rows)
             report(progress)
@@ -160,7 +161,7 @@ def run_measurement(
             measured_by="rule" if task.rule == FAMILY_RULE else "processor",
             check=check,
             versions=_versions(),
-            seconds=round(time.monotonic() - started, 3),
+            seconds=seconds,
             sums=file_sums(out, (COSTS, MEDIA)),
         )
         write_summary(out, summary)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from packtrain.core.errors import ConfigError, RecordError
 from packtrain.core.values import LedgerEntry, Measured, MediaHeader, Record
-from packtrain.families.encoder import Priced, RecordEncoder, Sized, TooManyTokens
+from packtrain.families.encoder import RecordEncoder, SizedRecord, SupervisedCost, TooManyTokens
 from packtrain.families.part_limits import with_limits
 from packtrain.families.registry import is_text_only, load_rule
 from packtrain.families.skeleton import texts_of
@@ -90,7 +90,7 @@ TOO_LONG = "longer than max_sample_length"
 class CostRule(Protocol):
     """Anything that knows what records cost: a family's rule, or the processor itself."""
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def compute_costs(self, batch: Sequence[SizedRecord], store: MediaStore) -> list[SupervisedCost | RecordError]:
         """One result for each record, in order."""
         ...
 
@@ -105,7 +105,7 @@ class FamilyRule:
         self.encoder = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         self._most = request.filters.max_sample_length
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def compute_costs(self, batch: Sequence[SizedRecord], store: MediaStore) -> list[SupervisedCost | RecordError]:
         return self.encoder.costs(batch, self._most)
 
 
@@ -124,53 +124,53 @@ class Measurer(Converter):
 
     def measure(self, entries: Iterable[Entry], source: int) -> Iterator[Measured | LedgerEntry]:
         """The row for each entry, or why there is none; in order."""
-        batch: list[Sized | LedgerEntry] = []
+        batch: list[SizedRecord | LedgerEntry] = []
         held = characters = 0
         for entry in entries:
             item = self._size(entry, source)
             batch.append(item)
-            if isinstance(item, Sized):
+            if isinstance(item, SizedRecord):
                 held += sum([len(medium.ref.data) for medium in item.record.media() if medium.ref.data is not None])
                 characters += _characters(item.record)
             if len(batch) >= self.batch or held >= self.batch_bytes or characters >= self.batch_characters:
-                yield from self._price(batch, source)
+                yield from self._compute_costs(batch, source)
                 batch, held, characters = [], 0, 0
-        yield from self._price(batch, source)
+        yield from self._compute_costs(batch, source)
 
-    def _price(self, batch: list[Sized | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
-        good = [item for item in batch if isinstance(item, Sized)]
-        prices = iter(self._rule.price(good, self.store(source)))
+    def _compute_costs(self, batch: list[SizedRecord | LedgerEntry], source: int) -> Iterator[Measured | LedgerEntry]:
+        good = [item for item in batch if isinstance(item, SizedRecord)]
+        costs = iter(self._rule.compute_costs(good, self.store(source)))
         for item in batch:
-            if not isinstance(item, Sized):
+            if not isinstance(item, SizedRecord):
                 yield item
                 continue
-            price = next(prices)
+            cost = next(costs)
             record = item.record
             too_long = self._filters.max_sample_length
-            if isinstance(price, tuple) and too_long is not None and price[0].tokens > too_long:
-                price = Filtered(TOO_LONG, f"{price[0].tokens} tokens")
-            elif isinstance(price, TooManyTokens):
-                price = Filtered(TOO_LONG, price.detail)
-            if isinstance(price, RecordError):
-                yield _ledger(record.id, record.origin, price)
+            if isinstance(cost, tuple) and too_long is not None and cost[0].tokens > too_long:
+                cost = Filtered(TOO_LONG, f"{cost[0].tokens} tokens")
+            elif isinstance(cost, TooManyTokens):
+                cost = Filtered(TOO_LONG, cost.detail)
+            if isinstance(cost, RecordError):
+                yield _ledger(record.id, record.origin, cost)
                 continue
             yield Measured(
                 record_id=record.id,
                 origin=record.origin,
                 source=record.source,
-                cost=price[0],
+                cost=cost[0],
                 media=item.headers,
-                supervision=price[1],
+                supervision=cost[1],
             )
 
-    def _size(self, entry: Entry, source: int) -> Sized | LedgerEntry:
+    def _size(self, entry: Entry, source: int) -> SizedRecord | LedgerEntry:
         record: Record | None = None
         try:
             record = self.record(entry, source)
             if (length := _characters(record)) > self.most_characters:
                 detail = f"{length:,} characters, the limit is {self.most_characters:,}"
                 raise RecordError("schema", "text is too long", detail)
-            return Sized(record, self.headers(record, source))
+            return SizedRecord(record, self.headers(record, source))
         except RecordError as error:
             fault = error
         except (OSError, MemoryError):

@@ -35,7 +35,7 @@ _REFUSED_BY_LIMITS: Mapping[str, frozenset[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Price:
+class _MediaCost:
     """What one medium costs under one set of limits."""
 
     tokens: int  # of its whole expansion
@@ -49,7 +49,7 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     """New columns, the rows kept, and the rows (by index) that the new limits make impossible.
 
     Only differences are applied: the text around a medium is the same under both limits, so the change in tokens is
-    the change of its expansion alone. Media of the same shape are priced once. `tail_tokens` stays as measured: what a
+    the change of its expansion alone. Equal shapes are computed once. `tail_tokens` stays as measured: what a
     family writes after the last run of a medium is the same for every size and under all limits.
     """
     summary = table.summary
@@ -70,26 +70,26 @@ def relimit(table: CostTable, limits: MediaLimits) -> tuple[dict[str, np.ndarray
     media = _media_of(table, index)
     shapes, shape_of = _shapes(media, len(index))
     pricer = _Pricer(table, before, after)
-    prices = [pricer.prices(header, images) for header, images in shapes]
+    costs = [pricer.costs(header, images) for header, images in shapes]
 
     columns = {name: table.column(name).copy() for name in _CHANGED}
     rows, keep = media["row"], np.ones(len(index), bool)
     refused: dict[int, str] = {}
-    for at, price in enumerate(prices):
-        if isinstance(price, RecordError):
+    for at, cost in enumerate(costs):
+        if isinstance(cost, RecordError):
             for row in rows[shape_of == at].tolist():
                 keep[row] = False
-                refused[row] = str(price)
+                refused[row] = str(cost)
     for row, error in pricer.refused_samples(shapes, shape_of, rows):
         keep[row] = False
         refused.setdefault(row, str(error))
-    deltas = np.array([_delta(header.kind, price) for (header, _), price in zip(shapes, prices, strict=True)], np.int64)
+    deltas = np.array([_delta(header.kind, cost) for (header, _), cost in zip(shapes, costs, strict=True)], np.int64)
     if len(shapes):
         for name, change in zip(_CHANGED, deltas[shape_of].T, strict=True):
             change = change * media["supervised"] if name == "supervised_tokens" else change
             np.add.at(columns[name], rows, change.astype(columns[name].dtype))
     largest = np.zeros(len(index), np.int64)
-    most = np.array([0 if isinstance(price, RecordError) else price[1].max_patches for price in prices], np.int64)
+    most = np.array([0 if isinstance(cost, RecordError) else cost[1].max_patches for cost in costs], np.int64)
     if len(shapes):
         np.maximum.at(largest, rows, most[shape_of])
     columns["max_patches_per_image"] = largest
@@ -114,8 +114,8 @@ def largest_image(table: CostTable) -> int | None:
         pricer = _Pricer(table, before, after)
     except PacktrainError:  # the model is no longer there, or has no rule
         return None
-    prices = [pricer.prices(header, count) for header, count in shapes]
-    return max((price[1].patches for price in prices if not isinstance(price, RecordError)), default=None)
+    costs = [pricer.costs(header, count) for header, count in shapes]
+    return max((cost[1].patches for cost in costs if not isinstance(cost, RecordError)), default=None)
 
 
 def _media_of(table: CostTable, index: np.ndarray) -> dict[str, np.ndarray]:
@@ -140,11 +140,11 @@ def _header(shape: tuple[Any, ...]) -> MediaHeader:
     return MediaHeader(**{**header, "limits": PartLimits.of(header["limits"])})
 
 
-def _delta(kind: str, price: tuple[_Price, _Price] | RecordError) -> tuple[int, ...]:
+def _delta(kind: str, cost: tuple[_MediaCost, _MediaCost] | RecordError) -> tuple[int, ...]:
     """What the new limits add to each of _CHANGED."""
-    if isinstance(price, RecordError):
+    if isinstance(cost, RecordError):
         return (0,) * len(_CHANGED)
-    old, new = price
+    old, new = cost
     text = (new.tokens - new.media_tokens) - (old.tokens - old.media_tokens)
     media = new.media_tokens - old.media_tokens
     return (
@@ -173,10 +173,10 @@ class _Pricer:
         self._rules = [MediaRules(settings, rule) for rule in rules]
         self._encoder = RecordEncoder(settings, rules[0], loss_on=request.loss_on)
 
-    def prices(self, header: MediaHeader, images: int) -> tuple[_Price, _Price] | RecordError:
+    def costs(self, header: MediaHeader, images: int) -> tuple[_MediaCost, _MediaCost] | RecordError:
         """Before and after, or why a size cannot be had."""
         try:
-            old, new = (self._price(rules, header, images) for rules in self._rules)
+            old, new = (self._cost_of(rules, header, images) for rules in self._rules)
         except RecordError as error:
             return error
         return old, new
@@ -197,9 +197,9 @@ class _Pricer:
             if (error := verdicts[combination]) is not None:
                 yield int(row), error
 
-    def _price(self, rules: MediaRules, header: MediaHeader, images: int) -> _Price:
+    def _cost_of(self, rules: MediaRules, header: MediaHeader, images: int) -> _MediaCost:
         expansion = rules.expansion(header, images)
-        return _Price(
+        return _MediaCost(
             tokens=self._encoder.token_count(expansion.pieces),
             media_tokens=expansion.media_tokens,
             patches=expansion.patches,

@@ -83,7 +83,7 @@ class Request:
         settings = read_settings(self.model, tokenizer=self.tokenizer, chat_template=self.chat_template)
         return replace(settings, template_date=self.template_date)
 
-    def dated(self) -> Request:
+    def with_date(self) -> Request:
         """With one date for all that its chat template renders, today's where none is given; none where none is used.
 
         What is measured, encoded or compared begins with this: a template must not look at the clock later.
@@ -176,7 +176,7 @@ def measure_inputs(request: Request, *, content_hash: bool = False, by_processor
     Nothing here says where model and data lie: see `Request.places`.
     """
     formatting = load_formatting(request.schema.formatting_func)[1] if request.schema.formatting_func else None
-    request = request.dated()
+    request = request.with_date()
     settings = request.settings()
     inputs = {
         "rules": RULES_VERSION,

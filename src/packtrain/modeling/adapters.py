@@ -275,13 +275,13 @@ def frozen_state(model: Any) -> dict[str, str]:
     Checkpoints of adapters do not hold the weights that they belong to. Names and order of weights are left to the
     library, and weights of 4 bits to the GPU: neither is part of it.
     """
-    found: dict[str, list[torch.Tensor]] = {}
+    samples: dict[str, list[torch.Tensor]] = {}
     for weight in model.parameters():
         if not (weight.requires_grad or weight.is_meta) and weight.is_floating_point() and weight.numel():
             flat = weight.detach().reshape(-1)
             kept = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].float()
-            found.setdefault(str(weight.dtype).removeprefix("torch."), []).append(kept)
-    return {dtype: _hash(parts) for dtype, parts in sorted(found.items())}
+            samples.setdefault(str(weight.dtype).removeprefix("torch."), []).append(kept)
+    return {dtype: _hash(parts) for dtype, parts in sorted(samples.items())}
 
 
 def _hash(parts: list[torch.Tensor]) -> str:

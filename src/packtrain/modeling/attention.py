@@ -130,8 +130,9 @@ def refusal(model: Any, backend: str, contract: BatchContract, *, device: torch.
 
 
 def _varlen_refusal(model: Any, device: torch.device) -> str:
-    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _AMPERE:
-        return f"its kernel needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, and this GPU has {found[0]}.{found[1]}"
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < _AMPERE:
+        major, minor = capability
+        return f"its kernel needs compute capability {_AMPERE[0]}.{_AMPERE[1]}, and this GPU has {major}.{minor}"
     for name in _DROPOUTS:
         if dropout := getattr(_text_config(model), name, None):
             return f"its kernel has no dropout, and {name} is {dropout}; set it to 0"

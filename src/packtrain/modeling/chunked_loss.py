@@ -50,12 +50,12 @@ class Targets:
 
 
 class ChunkedLoss:
-    """The loss of one model. `with loss.taking(targets): model(**batch).loss` is a sum; else nothing is changed."""
+    """The loss of one model. `with loss.using(targets): model(**batch).loss` is a sum; else nothing is changed."""
 
     def __init__(self, model: Any, *, chunk: int, smoothing: float = 0.0) -> None:
         base = transformers_model(model)
         head = base.get_output_embeddings()
-        _require_plain(base, head)
+        _require_plain(base)
         self._base, self._head, self._chunk, self._smoothing = base, head, chunk, smoothing
         self._targets: Targets | None = None
         self._ordinary, self._multiply = base.loss_function, head.forward
@@ -82,7 +82,7 @@ class ChunkedLoss:
         self._base.loss_function = self._ordinary
 
     @contextmanager
-    def taking(self, targets: Targets) -> Iterator[None]:
+    def using(self, targets: Targets) -> Iterator[None]:
         """While this lasts, a forward with labels gives the sum of the losses of these tokens, and no logits."""
         self._targets = targets
         try:
@@ -105,15 +105,20 @@ class ChunkedLoss:
         )
 
 
-def _require_plain(model: Any, head: Any) -> None:
-    """What the chunks cannot express is refused."""
-    text = model.config.get_text_config()
-    why = ""
+def why_not_chunked(model: Any) -> str:
+    """Why chunks cannot express the loss of a model; an empty string where they can."""
+    base = transformers_model(model)
+    head = base.get_output_embeddings()
     if type(head) is not nn.Linear:
-        why = f"an output head that is a {type(head).__name__}"
-    elif getattr(text, "final_logit_softcapping", None) is not None:
-        why = "logits that are capped after the head"
-    if why:
+        return f"an output head that is a {type(head).__name__}"
+    if getattr(base.config.get_text_config(), "final_logit_softcapping", None) is not None:
+        return "logits that are capped after the head"
+    return ""
+
+
+def _require_plain(model: Any) -> None:
+    """What the chunks cannot express is refused."""
+    if why := why_not_chunked(model):
         raise ConfigError(
             "chunked_loss", got=why, expected="logits = hidden states x weight", fix="chunked_loss: false"
         )
@@ -145,9 +150,9 @@ class _SumOfLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         scaled = _compiled(_scaled, outer[0].device.type)
-        found = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        gradients = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         return (
-            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in found),
+            *(scaled(grad, outer[0], dtype) if grad is not None else None for grad, dtype in gradients),
             *(None,) * 4,
         )
 

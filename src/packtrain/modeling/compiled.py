@@ -4,7 +4,7 @@ Each layer is compiled by itself and all layers of a kind share what was compile
 graph is kept, not one for each layer. Everything else stays as transformers runs it: checkpointing calls a layer and
 gets a compiled one, adapters inside a layer are compiled with it, and names of parameters do not change.
 
-Tokens of a pack are constant (`ConstantShapes`). The number of its samples and the length of the longest are not, and
+Tokens of a pack are constant (`StaticShapes`). The number of its samples and the length of the longest are not, and
 compiled code takes any. Patches vary several times as much as tokens do between packs: filling them up to the most of
 any pack would be more work than static shapes save, so encoders are compiled for any number of them from the start.
 
@@ -47,13 +47,13 @@ def compile_layers(
     *,
     language: bool = True,
     vision: bool = True,
-    constant: bool = True,
+    static_shapes: bool = True,
     backend: str = "inductor",
     options: Mapping[str, Any] | None = None,
 ) -> CompiledLayers:
     """Let a model's layers be compiled when they are first called; those that are compiled already stay so.
 
-    `constant` says that batches have static shapes. Without it decoder layers too are compiled for any length.
+    `static_shapes` says that batches have static shapes. Without it decoder layers too are compiled for any length.
     """
     parts = model_parts(model)
     encoders = list(_layers(parts.vision)) if parts.vision is not None and vision else []
@@ -63,7 +63,7 @@ def compile_layers(
     _try_graphs_in_order()
     chosen: dict[str, Any] = {"backend": backend, "options": dict(options) if options else None}
     for layer in decoders:
-        _compile(layer, dynamic=None if constant else True, **chosen)
+        _compile(layer, dynamic=None if static_shapes else True, **chosen)
     for layer in encoders:
         _compile(layer, dynamic=True, **chosen)
     return CompiledLayers(language=len(decoders), vision=len(encoders))

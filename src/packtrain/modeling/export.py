@@ -312,16 +312,16 @@ _SAMPLING = ("num_frames", "fps")
 # Media by which two rules are compared: small, usual, large and long ones.
 _SIDES = ((20, 28), (224, 224), (480, 640), (1500, 2000), (3000, 240), (4032, 3024))
 _CLIPS = ((8, 4.0), (30, 10.0), (240, 24.0), (1800, 30.0))
-Part = Mapping[str, Any]
+ProcessorPart = Mapping[str, Any]
 
 
-def limited_parts(settings: ProcessorSettings, limits: MediaLimits) -> dict[str, Part] | None:
+def limited_parts(settings: ProcessorSettings, limits: MediaLimits) -> dict[str, ProcessorPart] | None:
     """Image and video settings with these limits in them; None where they cannot say the same as the limits do."""
     family = load_rule(settings, limits)
     if family is None:
         return None
     given = family.processor_kwargs()
-    parts: dict[str, Part] = {}
+    parts: dict[str, ProcessorPart] = {}
     if images := given.get("images_kwargs"):
         kept = {
             name: value for name, value in settings.image.items() if name not in _OLD_BOUNDS or "size" not in images
@@ -340,7 +340,7 @@ def limited_parts(settings: ProcessorSettings, limits: MediaLimits) -> dict[str,
     return parts if plain is not None and _counts(plain) == _counts(family) else None
 
 
-def write_limits(folder: Path, parts: Mapping[str, Part]) -> None:
+def write_limits(folder: Path, parts: Mapping[str, ProcessorPart]) -> None:
     """Put the settings where the files of a folder have them."""
     outer = _read(folder / _PROCESSOR)
     for name, part in parts.items():

@@ -97,8 +97,8 @@ class _Sizes:
     @in_one_thread()
     def of(self, grid: Tensor, device: torch.device) -> dict[str, Tensor | int]:
         """By the names that the encoder takes them by."""
-        found = self._image_sizes(self._encoder, grid)
-        return {name: send(value, device) if isinstance(value, Tensor) else value for name, value in found.items()}
+        sizes = self._image_sizes(self._encoder, grid)
+        return {name: send(value, device) if isinstance(value, Tensor) else value for name, value in sizes.items()}
 
 
 def _are_apart(grid: Tensor, rows: Tensor) -> bool:

@@ -109,12 +109,12 @@ class WeightsError(Exception):
 def from_pretrained(loader: Any, source: str, *, unused: bool, **options: Any) -> Any:
     """A model with all of its weights as they were saved. `unused`: weights that it has no place for may lie beside."""
     try:
-        model, found = loader.from_pretrained(
+        model, report = loader.from_pretrained(
             source, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise WeightsError(in_one_line(error)) from error
-    wrong = {kind: names for kind, names in found.items() if names and not (unused and kind == "unexpected_keys")}
+    wrong = {kind: names for kind, names in report.items() if names and not (unused and kind == "unexpected_keys")}
     if wrong:
         raise WeightsError("; ".join(in_words(kind, sorted(map(str, names))) for kind, names in wrong.items()))
     return model
@@ -312,10 +312,10 @@ def reload_adapters(model: Any, folder: Path) -> None:
         place = folder if name == _MAIN_ADAPTER else folder / name
         _require_same_adapters(place, config)
         try:
-            found = model.load_adapter(str(place), name, is_trainable=True, torch_device="cpu")
+            report = model.load_adapter(str(place), name, is_trainable=True, torch_device="cpu")
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise _other_adapters(place, in_one_line(error)) from error
-        wrong = {"missing": found.missing_keys, "unexpected": found.unexpected_keys}
+        wrong = {"missing": report.missing_keys, "unexpected": report.unexpected_keys}
         if any(wrong.values()):
             raise _other_adapters(
                 place, "; ".join(in_words(kind, sorted(names)) for kind, names in wrong.items() if names)

@@ -70,7 +70,7 @@ def decoder_layers(model: Any) -> nn.ModuleList:
             expected="a language model with a list of layers",
             fix="use the method full",
         )
-    return max(lists, key=lambda found: sum(weight.numel() for weight in found.parameters()))
+    return max(lists, key=lambda layers: sum(weight.numel() for weight in layers.parameters()))
 
 
 def transformers_model(model: Any) -> Any:

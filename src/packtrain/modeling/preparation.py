@@ -9,7 +9,7 @@ import torch
 
 from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import LossWeighting
-from packtrain.delivery.collate.collators import ConstantShapes
+from packtrain.delivery.collate.collators import StaticShapes
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract
 from packtrain.modeling.adapters import TrainedPart, describe_trainable, keep_adapter_precision, set_trainable
@@ -138,7 +138,7 @@ def ready_model(
         dtype=dtype,
         seed=seed,
         compiled=compile if compile is not None else device.type == "cuda" and packing and not contract.unlisted,
-        constant=packing,
+        static_shapes=packing,
         contract=contract,
     )
 
@@ -153,7 +153,7 @@ def configure_model(
     dtype: torch.dtype,
     seed: int,
     compiled: bool,
-    constant: bool,
+    static_shapes: bool,
     contract: BatchContract | None = None,
     backend: str = "inductor",
 ) -> ReadyModel:
@@ -167,7 +167,7 @@ def configure_model(
         model, language=setup.gradient_checkpointing, vision=setup.vision_checkpointing, only_possible=unlisted
     )
     if compiled:
-        compile_layers(model, constant=constant, backend=backend)
+        compile_layers(model, static_shapes=static_shapes, backend=backend)
     return ReadyModel(
         model=model,
         attn_implementation=used,
@@ -194,18 +194,18 @@ def ready_for_steps(
 
 
 def collator_of(
-    dataset: Any, ready: ReadyModel, weighting: LossWeighting, constant: ConstantShapes | None = None
+    dataset: Any, ready: ReadyModel, weighting: LossWeighting, static_shapes: StaticShapes | None = None
 ) -> Any:
     """What makes batches of a dataset: packs for this attention, of static shapes where asked for; or padded rows."""
     options: dict[str, Any] = {"loss_weighting": weighting, "dtype": ready.dtype if ready.is_half else None}
     if dataset.config.packing:
-        options |= {"boundaries": ready.attn_implementation.startswith(_BOUNDARIES), "constant": constant}
+        options |= {"boundaries": ready.attn_implementation.startswith(_BOUNDARIES), "static_shapes": static_shapes}
     return dataset.get_collator(**options)
 
 
-def static_shapes(tokens: int) -> ConstantShapes:
+def round_up_shapes(tokens: int) -> StaticShapes:
     """One shape for training and evaluation, so that layers are compiled once; sizes that matrix products like."""
-    return ConstantShapes(tokens=-(-tokens // _TILE) * _TILE)
+    return StaticShapes(tokens=-(-tokens // _TILE) * _TILE)
 
 
 def weights_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:

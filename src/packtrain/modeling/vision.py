@@ -250,12 +250,12 @@ def use_patch_matmul(model: Any) -> int:
     that, in half precision above all. Weights, names and results stay, and inputs of another size are convolved.
     """
     vision = model_parts(model).vision
-    found = [module for module in vision.modules() if _is_patchwise(module)] if vision is not None else []
-    for module in found:
+    convolutions = [module for module in vision.modules() if _is_patchwise(module)] if vision is not None else []
+    for module in convolutions:
         before = module.__dict__.get("forward")
         module.forward = _PatchMatmul(module)
         put(module, "patch_matmul", partial(set_back, module, "forward", before))
-    return len(found)
+    return len(convolutions)
 
 
 def _is_patchwise(module: nn.Module) -> bool:
@@ -281,8 +281,8 @@ class _PatchMatmul:
         module = self._module
         if tuple(pixels.shape[2:]) != tuple(module.kernel_size):
             return self._convolve(pixels)
-        found = linear(pixels.flatten(1), module.weight.flatten(1), module.bias)
-        return found.view(*found.shape, *(1 for _ in module.kernel_size))
+        features = linear(pixels.flatten(1), module.weight.flatten(1), module.bias)
+        return features.view(*features.shape, *(1 for _ in module.kernel_size))
 
 
 # ---- batches without media

@@ -24,7 +24,7 @@ import numpy as np
 
 from packtrain.core.seeds import stream
 from packtrain.packing.greedy import first_fit
-from packtrain.packing.multi_resource_kernels import best_fit, best_fit_by_sum, exchange, shed, spread
+from packtrain.packing.multi_resource_kernels import best_fit, best_fit_by_sum, exchange, remove_samples, spread
 from packtrain.packing.sorted_best_fit import group
 
 Grouped = tuple[np.ndarray, np.ndarray]  # order, offsets
@@ -160,7 +160,7 @@ def _in_spans(order: np.ndarray, samples: int, fewest: int, pack: Callable[[np.n
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
+class SearchLimits:
     """How hard to search."""
 
     comparisons: int  # for each sample, of pairs of samples that could change places
@@ -169,8 +169,8 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(comparisons=500, heat=3e-4, tries=6),
-    "best": Effort(comparisons=3_500, heat=3e-4, tries=10),
+    "fast": SearchLimits(comparisons=500, heat=3e-4, tries=6),
+    "best": SearchLimits(comparisons=3_500, heat=3e-4, tries=10),
 }
 
 
@@ -181,7 +181,7 @@ class _Instance:
     sizes: np.ndarray  # (n, r) int64
     capacities: np.ndarray  # (r,) float64
     weights: np.ndarray  # (r,) float64, 1 / capacity
-    effort: Effort
+    effort: SearchLimits
     state: np.ndarray  # (1,) uint64 of the generator, moves on with every use
 
     def need(self, ids: np.ndarray) -> float:
@@ -259,7 +259,7 @@ class _Done:
 def pack_in_pools(
     sizes: np.ndarray,
     capacities: np.ndarray,
-    effort: Effort,
+    effort: SearchLimits,
     bound: int,
     rng: np.random.Generator,
     state: np.ndarray,
@@ -345,7 +345,7 @@ def _balance(instance: _Instance, ids: np.ndarray, num_packs: int) -> _Outcome:
             gathering += 1
         elif at > 0 and expected > _LEFT * num_packs:
             # Far too much: random samples go, because the choice of exchanges would be the difficult ones.
-            shed(sizes, weights, loads, packs_of, expected, instance.state)
+            remove_samples(sizes, weights, loads, packs_of, expected, instance.state)
             before = np.inf
         elif at > 0 and expected > 0.5:
             gathering = 1

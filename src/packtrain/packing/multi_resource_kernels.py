@@ -146,7 +146,7 @@ def spread(sizes: np.ndarray, weights: np.ndarray, order: np.ndarray, loads: np.
 
 
 @njit(cache=True, nogil=True)
-def shed(
+def remove_samples(
     sizes: np.ndarray, weights: np.ndarray, loads: np.ndarray, pack_of: np.ndarray, amount: float, state: np.ndarray
 ) -> None:
     """Take random samples out of their packs (pack -1) until `amount` packs' worth of the fullest resource is out."""

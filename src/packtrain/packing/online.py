@@ -22,7 +22,7 @@ _STATE = 1  # version of the saved state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
+class BufferedSample:
     """A sample in the buffer: whatever names it for the caller, and what it costs."""
 
     key: str
@@ -51,7 +51,7 @@ class OnlinePacker:
         self._names = tuple(sorted(capacities))  # saved sizes follow it, so it must not depend on the caller's order
         self._capacities = np.array([capacities[name] for name in self._names], np.int64)
         self._buffer = buffer
-        self._waiting: list[Waiting] = []
+        self._waiting: list[BufferedSample] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -60,7 +60,7 @@ class OnlinePacker:
         """Take one sample; yields a pack as often as the buffer is over-full. The sample must fit a pack alone."""
         if not self._fits([costs.get(name) for name in self._names]):
             raise ConfigError(f"sample {key}", got=dict(costs), expected=f"whole numbers, at most {self._limits()}")
-        self._waiting.append(Waiting(key=key, sizes=tuple(int(costs[name]) for name in self._names)))
+        self._waiting.append(BufferedSample(key=key, sizes=tuple(int(costs[name]) for name in self._names)))
         # A list, not a suspended generator: what is decided here is out of the buffer before the caller sees it.
         packs = []
         while len(self._waiting) > self._buffer:
@@ -97,7 +97,7 @@ class OnlinePacker:
             raise ArtifactError(
                 "state of the online packer", got=str(waiting)[:200], expected=f"waiting samples within {mine}"
             )
-        self._waiting = [Waiting(key=key, sizes=tuple(sizes)) for key, *sizes in waiting]
+        self._waiting = [BufferedSample(key=key, sizes=tuple(sizes)) for key, *sizes in waiting]
 
     def _fits(self, sizes: Sequence[object]) -> bool:
         """Could a sample of these sizes be in a pack?"""

@@ -32,7 +32,7 @@ from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.predicting.flops import WorkModel
 
-KIND, VERSION = "pack-plan", 5
+KIND, VERSION = "pack-plan", 6
 PACKER_VERSION = 3  # raised when the same config and seed give other packs than before
 PLAN, LEDGER = "plan.json", "ledger.jsonl"
 _AGAIN = "pack again: packtrain pack COSTS --out NEW; for a cached plan: packtrain cache clear --kind plans"
@@ -222,11 +222,11 @@ class PackPlan:
             )
             for n in range(summary.files)
         ]
-        for number, (found, counts) in enumerate(zip(files, summary.epochs, strict=False)):
-            if (found.num_packs, found.num_entries) != (counts.packs, counts.entries):
+        for number, (packs, counts) in enumerate(zip(files, summary.epochs, strict=False)):
+            if (packs.num_packs, packs.num_entries) != (counts.packs, counts.entries):
                 raise ArtifactError(
                     f"{folder}: file {number}",
-                    got=f"{found.num_packs} packs, {found.num_entries} entries",
+                    got=f"{packs.num_packs} packs, {packs.num_entries} entries",
                     expected=f"{counts.packs} packs, {counts.entries} entries",
                     fix=_AGAIN,
                 )
@@ -269,7 +269,7 @@ class PackPlan:
         """A hash of everything that decides the packs."""
         summary, own = self.summary, self.summary.packer_source
         known = {
-            "config": summary.config.describe(),
+            "config": summary.config.given(),
             "inputs": summary.inputs,
             "packer_version": summary.packer_version,
         }

@@ -112,8 +112,12 @@ class PackingConfig:
         return replace(self, **limits)  # type: ignore[arg-type]
 
     def describe(self) -> dict[str, Any]:
-        """As plain values, for files and fingerprints."""
+        """As plain values, for files."""
         return asdict(self)
+
+    def given(self) -> dict[str, Any]:
+        """The values that are not the defaults, for fingerprints: a setting that is new changes none."""
+        return {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
 
 
 _COUNTS = (

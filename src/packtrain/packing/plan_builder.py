@@ -68,6 +68,7 @@ class PackProgress:
     epochs: int
     rows: int  # read in this epoch
     total: int
+    padded: bool = False  # a sample each, for padded batches
 
 
 def build_plan(
@@ -187,7 +188,7 @@ class _Builder:
                 self._ledger(ledger, unfit, None)
                 unfit = []
             read += window.rows
-            self.progress(PackProgress(number, config.epochs, read, len(self.rows)))
+            self.progress(PackProgress(number, config.epochs, read, len(self.rows), config.packing_strategy == "none"))
         self._ledger(ledger, unfit, None)
         self._ledger(ledger, [Dropped(row, TAIL, "") for row in tail.rows], number)
         self._ledger(ledger, [Dropped(row, BEYOND, "") for row in tail.beyond], number)
@@ -211,6 +212,13 @@ class _Builder:
             return
         limits = ", ".join(f"{name} {limit:,}" for name, limit in self.config.capacities().items())
         tokens = self.table.column("tokens")
+        if tokens.min() > (length := self.config.packing_length):
+            raise DataError(
+                "packing_length",
+                got=f"no packs: {first.dropped:,} of {first.drawn:,} entries do not fit into {length:,} tokens",
+                expected=f"at least {tokens.min()}, the tokens of the shortest sample",
+                fix=f"use --packing-length {tokens.max()} or more, which every sample fits",
+            )
         raise DataError(
             f"{self.table.folder}",
             got=f"no packs: {first.dropped:,} of {first.drawn:,} entries do not fit ({limits}); "

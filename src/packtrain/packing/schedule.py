@@ -33,7 +33,7 @@ from packtrain.packing.pack_plan import PackPlan
 # sorted: random steps, by work inside; strict: steps of packs with similar work; length: steps of packs with similar
 # numbers of tokens, for padded batches; random: as shuffled
 Balance = Literal["sorted", "strict", "random", "length"]
-EMPTY = -1  # in place of a pack: nothing to train, no loss
+EMPTY_PACK = -1  # in place of a pack: nothing to train, no loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,11 +133,11 @@ class Schedule:
             before += steps
         return samples
 
-    def accumulation(self, world: int, rows_per_batch: int = 1) -> int:
+    def accumulation(self, world_size: int, rows_per_batch: int = 1) -> int:
         """Micro-batches of one optimizer step on this many ranks, each with batches of this many packs."""
-        return -(-self.packs_per_step // (world * rows_per_batch))
+        return -(-self.packs_per_step // (world_size * rows_per_batch))
 
-    def padding_share(self, rows_per_batch: int, *, world: int = 1) -> float:
+    def padding_share(self, rows_per_batch: int, *, world_size: int = 1) -> float:
         """The share of padding in all tokens of the first epoch's batches, each padded to its longest sample.
 
         A batch has the samples of `rows_per_batch` packs, one in each with the strategy `none`.
@@ -145,7 +145,7 @@ class Schedule:
         packs, order = self.plan.epoch(0), self.order(0)
         lengths, samples = packs.load("longest")[order], packs.load("samples")[order]
         step_of = np.arange(len(lengths)) // self.packs_per_step
-        filled = self.accumulation(world, rows_per_batch) * world * rows_per_batch
+        filled = self.accumulation(world_size, rows_per_batch) * world_size * rows_per_batch
         # What fills up a step comes before its packs, the incomplete one's too, so batches are counted from its end.
         last = np.minimum((step_of + 1) * self.packs_per_step, len(lengths))
         place = step_of * filled + filled - (last - np.arange(len(lengths)))
@@ -156,9 +156,9 @@ class Schedule:
         return 1 - int(packs.load("tokens").sum()) / computed if computed else 0.0
 
     def micro_batches(
-        self, epoch: int, number: int, world: int, done: int = 0, *, rows_per_batch: int = 1
+        self, epoch: int, number: int, world_size: int, done: int = 0, *, rows_per_batch: int = 1
     ) -> np.ndarray:
-        """The packs of one step by micro-batch and rank, filled up with EMPTY: (accumulation, world x rows_per_batch).
+        """The packs of one step by micro-batch and rank, filled up: (accumulation, world_size x rows_per_batch).
 
         Rank r has the columns from r x rows_per_batch on. The packs of the first micro-batches are always the first of
         the step's order, so the number of packs that are `done` is the position in a step. What is left after them
@@ -168,11 +168,11 @@ class Schedule:
         packs = self.step(epoch, number)
         if not 0 <= done <= len(packs):
             raise IndexError(f"{done} packs in a step of {len(packs)}")
-        whole, together = self.accumulation(world, rows_per_batch), world * rows_per_batch
+        whole, together = self.accumulation(world_size, rows_per_batch), world_size * rows_per_batch
         rest = packs[done:]
         rows = -(-len(rest) // together) if done else whole
-        filled = np.concatenate([np.full(rows * together - len(rest), EMPTY), rest]).reshape(rows, together)
-        return turned(filled, first=whole - rows)
+        filled = np.concatenate([np.full(rows * together - len(rest), EMPTY_PACK), rest]).reshape(rows, together)
+        return reverse_odd_rows(filled, first=whole - rows)
 
     def state_after(self, steps: int) -> LoaderState:
         """The state after this many optimizer steps of the whole run."""
@@ -225,10 +225,10 @@ class Schedule:
         return np.lexsort((key, windows))
 
 
-def turned(rows: np.ndarray, first: int = 0) -> np.ndarray:
+def reverse_odd_rows(rows: np.ndarray, first: int = 0) -> np.ndarray:
     """Every other row reversed; the last two axes are micro-batches, counted from `first`, and ranks.
 
-    >>> turned(np.array([[1, 2], [3, 4]])).tolist()
+    >>> reverse_odd_rows(np.array([[1, 2], [3, 4]])).tolist()
     [[1, 2], [4, 3]]
     """
     result = rows.copy()
@@ -290,7 +290,7 @@ class BalanceLine:
     strict: Evenness
 
 
-def evenness(schedule: Schedule, world: int) -> Evenness:
+def evenness(schedule: Schedule, world_size: int) -> Evenness:
     """Measured on the micro-batches of whole steps of the first epoch, in which all ranks have a pack."""
     order = schedule.order(0)
     size = schedule.packs_per_step
@@ -300,7 +300,7 @@ def evenness(schedule: Schedule, world: int) -> Evenness:
     ratios = []
     for start in range(0, len(order) - size + 1, size):
         step = work[start : start + size]
-        whole = step[: len(step) // world * world].reshape(-1, world)
+        whole = step[: len(step) // world_size * world_size].reshape(-1, world_size)
         if len(whole):
             ratios.append(whole.max(axis=1) / whole.mean(axis=1))
     steps = len(order) // size
@@ -323,13 +323,13 @@ def balance_table(
     """
     table = []
     packs = plan.epoch(0).num_packs
-    for world in ranks:
-        if world > packs:
+    for world_size in ranks:
+        if world_size > packs:
             continue
-        size = packs_per_step or min(PACKS_PER_RANK * world, packs // world * world)
+        size = packs_per_step or min(PACKS_PER_RANK * world_size, packs // world_size * world_size)
         lines = {
-            balance: evenness(Schedule(plan, packs_per_step=size, seed=plan.config.seed, balance=balance), world)
+            balance: evenness(Schedule(plan, packs_per_step=size, seed=plan.config.seed, balance=balance), world_size)
             for balance in ("random", "sorted", "strict")
         }
-        table.append(BalanceLine(ranks=world, packs_per_step=size, steps=-(-packs // size), **lines))
+        table.append(BalanceLine(ranks=world_size, packs_per_step=size, steps=-(-packs // size), **lines))
     return table

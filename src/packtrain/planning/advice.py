@@ -265,7 +265,7 @@ def _baseline(findings: Findings) -> Iterator[str]:
         )
     elif not findings.helps and one.speedup > max(1.0, findings.gain):
         yield (
-            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.described}, but not by packing: the "
+            f"A packed run would be {one.speedup:.2f} times as fast as {baseline.description}, but not by packing: the "
             f"recommended batches are {best.tokens_per_second / own.tokens_per_second:.2f} times as fast as well."
         )
 
@@ -329,7 +329,7 @@ def _unstable(findings: Findings) -> str:
     half = max(1, question.samples_per_step // 2)
     step = step_shape(half, one.samples_per_pack, question.setup.gpus)
     rate = question.baseline.learning_rate
-    text = f"learning_rate {rate:g} -> {rate / 2:g}" if rate is not None else "half the learning_rate"
+    text = f"learning_rate {rate:g} -> {rate / 2:g}" if rate is not None else "halve the learning_rate"
     text += ", or more warm-up"
     if findings.helps and step.packs < one.packs_per_step:
         text += f"; then effective_batch_size {half:,} ({counted(step.packs, 'pack')} per step) with the lower rate"
@@ -337,7 +337,7 @@ def _unstable(findings: Findings) -> str:
 
 
 def _slow(findings: Findings) -> str:
-    run, before = findings.recommended, findings.question.baseline.epochs
+    run, before = findings.recommended, findings.question.baseline.num_train_epochs
     epochs = max(before + 1, round(_MORE_EPOCHS * before))
     return (
         f"num_train_epochs {before} -> {epochs}: {epochs * run.steps:,} steps, about {duration(epochs * run.seconds)}; "

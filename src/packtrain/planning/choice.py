@@ -23,7 +23,7 @@ _SHORTER = 0.8  # of the recommended length: what makes a setting conservative
 _NEARLY_AS_FAST = 0.85  # a longer setting that is slower than this is no alternative
 _LIMIT_STEP = 1_024  # patches: a limit that reads well
 _PATCHES = "max_patches_per_pack"
-_FREE = {"chunked_loss", "attention"}  # options that have no price
+_FREE = {"chunked_loss", "attn_implementation"}  # options that have no price
 _DRASTIC = {"sharding", "optimizer", "method"}  # options that come after fewer patches in a pack
 
 
@@ -231,7 +231,7 @@ def _ladder(question: Question, worst: Load) -> list[_Option]:
     ladder = (
         (True, "chunked_loss", True, "the loss is the same"),
         (True, "gradient_checkpointing", True, "each layer of the language model runs forward twice"),
-        (True, "attention", "varlen", "needs a GPU with flash kernels"),
+        (True, "attn_implementation", "varlen", "needs a GPU with flash kernels"),
         (vision, "vision_checkpointing", True, "each layer of the vision encoder runs forward twice"),
         (vision, "vision_batch_patches", quarter, "the encoder runs several times with fewer patches"),
         (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from packtrain.core.seeds import stream
-from packtrain.packing.schedule import arrange, turned
+from packtrain.packing.schedule import arrange, reverse_odd_rows
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.time import (
     Coefficients,
@@ -40,15 +40,18 @@ class PassColumns:
 
     def load(self, number: int) -> Load:
         """One pass."""
-        return Load(**{name: int(self.columns[name][number]) for name in FIELDS})
+        return self._load(lambda column: column[number])
 
     def worst(self) -> Load:
         """The largest of every number: no pass needs more, and usually none needs all of it at once."""
-        return Load(**{name: int(self.columns[name].max()) for name in FIELDS})
+        return self._load(np.max)
 
     def mean(self) -> Load:
         """An average pass."""
-        return Load(**{name: round(float(self.columns[name].mean())) for name in FIELDS})
+        return self._load(np.mean)
+
+    def _load(self, number_of: Callable[[np.ndarray], float]) -> Load:
+        return Load(**{name: round(float(number_of(self.columns[name]))) for name in FIELDS})
 
     def filled(self, length: int) -> PassColumns:
         """Rows of one length, as compiled layers compute them: what a pack leaves free is one more sample."""
@@ -108,7 +111,7 @@ class Clock:
 
     def seconds(self, passes: PassColumns) -> np.ndarray:
         """Every pass, forward and backward, without what happens once a step."""
-        setup = replace(self.setup, attention="varlen")
+        setup = replace(self.setup, attn_implementation="varlen")
         work = work_seconds(self.shape, setup, self.gpu, self.coefficients, longest=int(passes["longest"].max()))
         dense = self._dense(passes)
         busy = work.of(
@@ -137,7 +140,7 @@ class Clock:
             lanes[step, -len(part) if packs else 0 :][: len(part)] = part
         busy = lanes.reshape(steps, micro_batches, gpus)
         if packs:
-            busy = turned(busy)
+            busy = reverse_odd_rows(busy)
         if self.setup.sharding in _MEET_ONCE:
             busy = busy.sum(axis=1, keepdims=True)
         return float(busy.max(axis=2).sum()) + steps * self._once(passes, micro_batches)
@@ -158,17 +161,17 @@ class Clock:
 
     def _dense(self, passes: PassColumns) -> np.ndarray:
         """Which passes attend over whole rows with a mask; a row that is one sample needs none."""
-        if self.setup.attention == "varlen":
+        if self.setup.attn_implementation == "varlen":
             return np.zeros(len(passes), bool)
         alone = (passes["samples"] == 1) & (passes["rows"] == 1)
-        return ~alone if self.setup.attention == "sdpa" else np.ones(len(passes), bool)
+        return ~alone if self.setup.attn_implementation == "sdpa" else np.ones(len(passes), bool)
 
     def _per_dense_pair(self) -> float:
         """Seconds for each pair of positions in a row that is computed whole."""
-        if self.setup.attention == "varlen":
+        if self.setup.attn_implementation == "varlen":
             return 0.0
         row = Load(tokens=_PROBE, squared_tokens=0, longest=_PROBE, samples=2, rows=2)
-        without = replace(self.setup, attention="varlen")
+        without = replace(self.setup, attn_implementation="varlen")
         dense, plain = (
             step_time(self.shape, setup, row, self.gpu, self.coefficients).compute for setup in (self.setup, without)
         )

@@ -63,7 +63,7 @@ def derive_intervals(baseline: Baseline, *, before: float, after: float, steps: 
     def rate(given: float | None) -> float | None:
         return given if given is None or not moved else float(f"{given * math.sqrt(factor):.3g}")
 
-    whole = steps * baseline.epochs  # beyond it nothing would be evaluated or saved
+    whole = steps * baseline.num_train_epochs  # beyond it nothing would be evaluated or saved
     evaluate = min(interval(baseline.eval_steps, _EVALUATIONS, _LEAST), whole)
     save = evaluate if baseline.save_steps is None else interval(baseline.save_steps, _EVALUATIONS, _LEAST)
     save = min(save, whole)
@@ -187,7 +187,9 @@ def training_section(draft: ConfigDraft, intervals: Intervals, *, packed: bool) 
     question = draft.question
     setup, baseline = question.setup, question.baseline
     given, data = (question.base.get(section, {}) for section in ("training", "data"))
-    settings: dict[str, Any] = {} if (given.get("max_steps") or 0) > 0 else {"num_train_epochs": baseline.epochs}
+    settings: dict[str, Any] = (
+        {} if (given.get("max_steps") or 0) > 0 else {"num_train_epochs": baseline.num_train_epochs}
+    )
     settings |= {name: rate for name in RATES if (rate := getattr(intervals, name)) is not None}
     if intervals.warmup_steps is not None:
         settings["warmup_steps"] = intervals.warmup_steps
@@ -202,8 +204,8 @@ def training_section(draft: ConfigDraft, intervals: Intervals, *, packed: bool) 
         if isinstance(value := given.get(name), float) and value < 1:  # a share of all steps, which holds as it is
             settings[name] = value
     settings |= _changed(question, _OF_TRAINING)
-    if setup.attention != question.configured.attention:
-        settings["attn_implementation"] = setup.attention
+    if setup.attn_implementation != question.configured.attn_implementation:
+        settings["attn_implementation"] = setup.attn_implementation
     if setup.optimizer != question.configured.optimizer:
         settings["optim"] = _OPTIMIZERS[setup.optimizer]
     compiled = setup.compiled if packed else baseline.compiled

@@ -38,7 +38,7 @@ def largest_image_patches(samples: Samples) -> int:
     return int(np.maximum(alone, samples["largest_patches"])[images > 0].max(initial=0))
 
 
-MODALITIES = ("text", "image", "images", "video", "mixed")
+CONTENTS = ("text", "image", "images", "video", "mixed")
 CHARTED = ("tokens", "text_tokens", "vision_tokens", "patches", "images", "objects")
 _GROUPED = ("tokens", "text_tokens", "vision_tokens", "images", "frames", "objects", "patches", "supervised_tokens")
 _KINDS = ("text", *(one.name for one in VISION))
@@ -55,7 +55,7 @@ def dataset_stats(table: CostTable) -> DatasetStats:
     total = int(tokens.sum())
     sources = table.source_codes()
     by_source = _Parts(*_largest(sources.names, sources.codes, tokens))
-    by_modality = _Parts(MODALITIES, modality_codes(table.column("images"), table.column("videos")))
+    by_modality = _Parts(CONTENTS, modality_codes(table.column("images"), table.column("videos")))
     statistics: dict[str, Statistics] = {}
     histograms: dict[str, Histogram] = {}
     for name in (*DESCRIBED, "vision_tokens"):
@@ -110,11 +110,11 @@ def observations(statistics: Mapping[str, Statistics], with_images: Statistics) 
         spread = with_images["std"] / with_images["mean"]
         alike = "about equally many" if spread < _ALIKE else "very different numbers"
         lines.append(
-            f"Samples with images have {with_images['mean']:,.0f} image tokens, give or take {with_images['std']:,.0f} "
+            f"Samples with images have {with_images['mean']:,.0f} image tokens, ± {with_images['std']:,.0f} "
             f"({percent(spread)}): {alike}."
         )
     supervised = statistics["supervised_tokens"].get("total", 0) / total
-    lines.append(f"{percent(supervised)} of the tokens carry loss.")
+    lines.append(f"{percent(supervised)} of the tokens are supervised.")
     return tuple(lines)
 
 
@@ -128,7 +128,7 @@ def _column(table: CostTable, name: str) -> np.ndarray:
 def modality_codes(images: np.ndarray, videos: np.ndarray) -> np.ndarray:
     """The position in MODALITIES of every row.
 
-    >>> [MODALITIES[code] for code in modality_codes(np.array([0, 1, 3, 0]), np.array([0, 0, 0, 2]))]
+    >>> [CONTENTS[code] for code in modality_codes(np.array([0, 1, 3, 0]), np.array([0, 0, 0, 2]))]
     ['text', 'image', 'images', 'video']
     """
     return np.where(videos > 0, np.where(images > 0, 4, 3), np.minimum(images, 2))

@@ -104,7 +104,10 @@ def _savings(findings: Findings) -> tuple[Saving, ...]:
 def _saved(question: Question, one: Simulation, option: str, change: str, packed: Simulation, filtered: int) -> Saving:
     total = question.memory_of(packed.worst).total
     same = abs(packed.packs - one.packs) <= NOTHING * one.packs
-    now, cost = one.memory_bytes, "as many packs" if same else f"{packed.packs:,} packs instead of {one.packs:,}"
+    now, cost = (
+        one.memory_bytes,
+        "as many packs" if same else f"{counted(packed.packs, 'pack')} instead of {one.packs:,}",
+    )
     if abs(now - total) < NOTHING * now:
         patches = f"{packed.worst.patches:,} patches" if one.worst.patches else f"{packed.worst.tokens:,} tokens"
         cost += f"; saves nothing: packs fill up with more samples, and the fullest has {patches} again"
@@ -171,7 +174,7 @@ class ResourceUse:
     tokens_each: int | None = None  # the fewest tokens that one of these takes up
     product: int | None = None  # of other limits, where it has none of its own
 
-    def explained(self, packing_length: int) -> str:
+    def explain(self, packing_length: int) -> str:
         """Whether its limit can stop a pack, as a sentence."""
         text = f"A micro-batch has at most {self.most:,} {self.name}"
         if self.limit is None:
@@ -194,7 +197,7 @@ def explain_worst(
         f"{heaviest.patches:,} patches and {heaviest.images:,} images from {counted(len(ids), 'sample')} "
         f"({', '.join(ids[:_NAMED])}{more})."
     )
-    return (pack, *(resource.explained(packing_length) for resource in resources))
+    return (pack, *(resource.explain(packing_length) for resource in resources))
 
 
 def _resources(findings: Findings) -> list[ResourceUse]:
@@ -250,7 +253,7 @@ def _host(findings: Findings) -> HostNeeds:
         workers=WORKERS,
         gpus_per_node=min(question.setup.gpus, GPUS_PER_NODE),
         cost_table_bytes=sum(path.stat().st_size for path in findings.table.folder.iterdir() if path.is_file()),
-        plan_bytes=8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.epochs,
+        plan_bytes=8 * (epoch.num_entries + len(PACK_SCHEMA) * epoch.num_packs) * question.baseline.num_train_epochs,
     )
 
 
@@ -263,7 +266,7 @@ def heaviest_pack(question: Question, passes: PassColumns) -> int:
     worst = passes.worst()
     whole = question.memory_of(worst).total
     score = np.zeros(len(passes))
-    found: set[int] = {int(passes[name].argmax()) for name in FIELDS}
+    heaviest: set[int] = {int(passes[name].argmax()) for name in FIELDS}
     for names in (
         ("tokens", "longest", "samples"),
         ("supervised_tokens",),
@@ -273,8 +276,8 @@ def heaviest_pack(question: Question, passes: PassColumns) -> int:
         if getattr(worst, names[0]):
             saved = whole - question.memory_of(half).total
             score += passes[names[0]] * (2 * saved / getattr(worst, names[0]))
-            found |= _most(passes[names[0]])
-    candidates = sorted(found | _most(score))
+            heaviest |= _most(passes[names[0]])
+    candidates = sorted(heaviest | _most(score))
     return max(candidates, key=lambda number: question.memory_of(passes.load(number)).total)
 
 

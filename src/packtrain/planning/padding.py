@@ -98,13 +98,13 @@ def padded_samples(question: Question, packed: Samples) -> Samples:
 def baseline_run(question: Question, packed: Samples) -> PaddedRun:
     """The padded run that packing replaces, on all its samples; `packed` are those in packs."""
     samples = padded_samples(question, packed)
-    return padded_run(question, samples, 0, baseline_order(question), question.baseline.per_device_batch_size)
+    return padded_run(question, samples, 0, baseline_order(question), question.baseline.per_device_train_batch_size)
 
 
 def padded_runs(question: Question, packed: Samples) -> tuple[PaddedRun, ...]:
     """The baseline first, then the other order, then the fastest larger batch by length that fits; all its samples."""
     samples, dropped = padded_samples(question, packed), 0
-    size = question.baseline.per_device_batch_size
+    size = question.baseline.per_device_train_batch_size
     mine = baseline_order(question)
     other: Order = "by_length" if mine == "random" else "random"
     runs = [padded_run(question, samples, dropped, order, size) for order in (mine, other)]
@@ -123,7 +123,7 @@ def best_padded(question: Question, packed: Samples, dropped: int) -> PaddedRun:
 
     What packing is faster than this, it is by packing alone.
     """
-    most = max(question.baseline.per_device_batch_size, question.samples_per_step // question.setup.gpus)
+    most = max(question.baseline.per_device_train_batch_size, question.samples_per_step // question.setup.gpus)
     runs: list[PaddedRun] = []
     size = 1
     while size <= min(most, len(packed)):
@@ -144,7 +144,7 @@ def _clock(question: Question, kernels: str) -> Clock:
     """Seconds of padded passes with their own kernels, or with those that packs have."""
     if kernels == "own":
         return question.padded_clock
-    return replace(question.clock, setup=replace(question.setup, attention="varlen"))
+    return replace(question.clock, setup=replace(question.setup, attn_implementation="varlen"))
 
 
 def _batched(question: Question, samples: Samples, order: Order, batch_size: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from packtrain.predicting.values import Attention, Load, ModelShape, TrainingSet
 
 SAMPLES_PER_STEP = 128  # of an optimizer step, by default
 _COUNTS = (
-    *("per_device_batch_size", "gradient_accumulation_steps", "effective_batch_size", "epochs"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "effective_batch_size", "num_train_epochs"),
     *("warmup_steps", "eval_steps", "save_steps", "save_delay_steps", "logging_steps"),
 )
 
@@ -34,14 +34,16 @@ class Baseline:
     """A padded run. What is None was not set: intervals and warm-up are then proposed, learning rates left alone."""
 
     today: bool = False  # the user trains like this; otherwise it is a default setting, and called that
-    per_device_batch_size: int = 2  # samples of one forward pass
+    per_device_train_batch_size: int = 2  # samples of one forward pass
     gradient_accumulation_steps: int | None = None  # None: from effective_batch_size
     effective_batch_size: int | None = None  # samples per optimizer step over all GPUs; None: about 128
     group_by_length: bool = False  # batches of samples that are about equally long
-    attention: Attention = "sdpa"  # of padded batches; a flash kernel leaves their padding out of attention: varlen
+    attn_implementation: Attention = (
+        "sdpa"  # of padded batches; a flash kernel leaves their padding out of attention: varlen
+    )
     chunked_loss: bool | None = None  # None: as with packing
     compiled: bool = False  # layers are compiled; rows of other lengths have no static shapes
-    epochs: int = 1
+    num_train_epochs: int = 1
     learning_rate: float | None = None
     vit_lr: float | None = None
     aligner_lr: float | None = None
@@ -69,12 +71,12 @@ class Baseline:
         """Forward passes of each GPU in one optimizer step."""
         if self.gradient_accumulation_steps is None:
             wanted = self.effective_batch_size or SAMPLES_PER_STEP
-            return max(1, round(wanted / (self.per_device_batch_size * gpus)))
-        samples = self.per_device_batch_size * gpus * self.gradient_accumulation_steps
+            return max(1, round(wanted / (self.per_device_train_batch_size * gpus)))
+        samples = self.per_device_train_batch_size * gpus * self.gradient_accumulation_steps
         if self.effective_batch_size not in (None, samples):
             raise ConfigError(
                 "baseline.effective_batch_size",
-                got=f"{self.effective_batch_size}, but {self.per_device_batch_size} samples x {gpus} GPUs x "
+                got=f"{self.effective_batch_size}, but {self.per_device_train_batch_size} samples x {gpus} GPUs x "
                 f"{self.gradient_accumulation_steps} micro-batches are {samples}",
                 expected="numbers that agree",
                 fix="leave gradient_accumulation_steps out, or effective_batch_size",
@@ -87,16 +89,16 @@ class Baseline:
         return "your current run" if self.today else "a default padded run"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Its name and how it computes.
 
         >>> Baseline().described
-        'a default padded run (batches of 2, random order, sdpa attention, eager layers)'
+        'a default padded run (batches of 2, random order, sdpa attention, uncompiled)'
         """
         order = "grouped by length" if self.group_by_length else "random order"
-        layers = "compiled" if self.compiled else "eager"
-        size = self.per_device_batch_size
-        return f"{self.name} (batches of {size}, {order}, {self.attention} attention, {layers} layers)"
+        layers = "compiled" if self.compiled else "uncompiled"
+        size = self.per_device_train_batch_size
+        return f"{self.name} (batches of {size}, {order}, {self.attn_implementation} attention, {layers})"
 
     @property
     def sets_step(self) -> bool:
@@ -105,7 +107,7 @@ class Baseline:
 
     def samples_per_step(self, gpus: int) -> int:
         """Samples of one optimizer step, over all GPUs."""
-        each = self.per_device_batch_size * gpus * self.accumulation(gpus)
+        each = self.per_device_train_batch_size * gpus * self.accumulation(gpus)
         return self.effective_batch_size or each  # rows of a step need not divide it
 
 
@@ -232,7 +234,9 @@ class Question:
         """How padded batches are trained: without what was changed to make room for packs."""
         setup, baseline = self.requested or self.setup, self.baseline
         chunked = setup.chunked_loss if baseline.chunked_loss is None else baseline.chunked_loss
-        return replace(setup, attention=baseline.attention, compiled=baseline.compiled, chunked_loss=chunked)
+        return replace(
+            setup, attn_implementation=baseline.attn_implementation, compiled=baseline.compiled, chunked_loss=chunked
+        )
 
     @property
     def padded_clock(self) -> Clock:

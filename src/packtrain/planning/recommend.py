@@ -103,7 +103,7 @@ def _verdict(findings: Findings) -> str:
     one, own, best, question = findings.chosen, findings.padded[0], findings.best, findings.question
     text = (
         f"Pack into {one.packing_length:,} tokens: {findings.gain:.2f} times as fast as {_best_padding(best)}, "
-        f"{one.speedup:.2f} times as fast as {question.baseline.described}. An epoch takes about "
+        f"{one.speedup:.2f} times as fast as {question.baseline.description}. An epoch takes about "
         f"{duration(one.seconds)} on {question.setup.gpus} x {question.gpu.name} instead of {duration(best.seconds)} "
         f"and {duration(own.seconds)}, with {counted(one.packs, 'pack')}, {percent(one.fill)} full, "
         f"{one.samples_per_step:,.0f} samples per step, and {gib(one.memory_bytes)} of "
@@ -168,10 +168,10 @@ def _rule_of_thumb(findings: Findings) -> str:
     else:
         rule = f"between {helps} and {little}, where the rule of thumb says nothing."
     return (
-        f"The mean sample has {mean:,.0f} tokens, {percent(mean / length)} of {length:,}: {rule} Measured: "
+        f"The mean sample has {mean:,.0f} tokens, {percent(mean / length)} of {length:,}: {rule} "
         f"{waste['random']} of what random batches of {own.batch_size} compute is padding, {waste['by_length']} when "
-        f"grouped by length; packing is {findings.gain:.2f} times as fast as the best padding with the same kernels, "
-        f"{one.speedup:.2f} times as fast as {findings.question.baseline.name}. The measurement decides."
+        f"grouped by length. Predicted speed decides: packing is {findings.gain:.2f} times as fast as the best padding "
+        f"with the same kernels, {one.speedup:.2f} times as fast as {findings.question.baseline.name}."
     )
 
 
@@ -203,7 +203,7 @@ def _packed_reasons(draft: ConfigDraft, why_length: str) -> tuple[Reason, ...]:
     compiled: tuple[Reason, ...] = ()
     if draft.question.setup.compiled and not draft.question.baseline.compiled:
         why = "packs have static shapes, so their layers are compiled on a GPU; training.compile decides it"
-        compiled = (Reason("compile", "false", "true (follows)", why),)
+        compiled = (Reason("compile", "false", "true (derived)", why),)
     return _with_old_values(draft.question, (*reasons, *memory, *_changed_settings(draft), *compiled))
 
 
@@ -250,7 +250,7 @@ def _with_old_values(question: Question, reasons: Iterable[Reason]) -> tuple[Rea
 
 def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     one, padded, packing = draft.simulation, draft.padded, draft.question.packing
-    padding = f"{percent(padded.waste)} of what {draft.question.baseline.name} computes is padding"
+    faster = f"predicted to be {one.speedup:.2f} times as fast as {draft.question.baseline.name}"
     bound = f"{counted(one.packs, 'pack')}, where any packing needs at least {one.bound:,}; {percent(one.fill)} full"
     first = ", ".join(f"{resource} in {percent(share)}" for resource, share in one.fullest.items())
     needed = {change.parameter: f"{change.reason}; " for change in draft.changes}
@@ -260,12 +260,12 @@ def _data_reasons(draft: ConfigDraft, why_length: str) -> list[Reason]:
     ]
     overlong = "every sample fits"
     if one.samples_dropped:
-        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in the ledger"
+        overlong = f"{counted(one.samples_dropped, 'sample')} too long for a pack, listed in ledger.jsonl"
     refilled = "emptier packs of a window are packed again with the next one"
     if packing.packing_window is None:
         refilled = "only matters with windows: all samples are packed together here"
     return [
-        Reason("packing", "false", "true", padding),
+        Reason("packing", "false", "true", faster),
         Reason("packing_length", f"{padded.worst.longest:,} at most", f"{one.packing_length:,}", why_length),
         Reason("packing_strategy", "none", packing.packing_strategy, bound),
         *limits,
@@ -308,14 +308,14 @@ def _step_reasons(draft: ConfigDraft) -> list[Reason]:
     return [
         Reason("effective_batch_size", f"{before:,}", f"{draft.samples_per_step:,}", size),
         Reason(
-            *("per_device_train_batch_size", str(baseline.per_device_batch_size), "1 (follows)"),
+            *("per_device_train_batch_size", str(baseline.per_device_train_batch_size), "1 (derived)"),
             "one pack is one row; a longer pack replaces more rows",
         ),
         Reason(
-            *("gradient_accumulation_steps", str(baseline.accumulation(gpus)), f"{one.micro_batches} (follows)"),
+            *("gradient_accumulation_steps", str(baseline.accumulation(gpus)), f"{one.micro_batches} (derived)"),
             f"{packs} per step on {counted(gpus, 'GPU')}",
         ),
-        Reason("num_train_epochs", str(baseline.epochs), str(baseline.epochs), steps),
+        Reason("num_train_epochs", str(baseline.num_train_epochs), str(baseline.num_train_epochs), steps),
     ]
 
 
@@ -337,7 +337,7 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
             Reason("warmup_steps", str(baseline.warmup_steps), str(new.warmup_steps), "as many samples as before")
         )
     elif (ratio := baseline.warmup_ratio) is not None:
-        steps = round(new.steps * baseline.epochs * ratio)
+        steps = round(new.steps * baseline.num_train_epochs * ratio)
         reasons.append(Reason("warmup_ratio", f"{ratio:g}", f"{ratio:g}", f"a share of all steps: {steps:,} now"))
     written = training_section(draft, new, packed=True)
     for name, noun in (("eval_steps", "evaluation"), ("save_steps", "save"), ("logging_steps", "log line")):
@@ -345,7 +345,11 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
             reasons.append(_interval_reason(draft, name, noun))
     if (delay := baseline.save_delay_steps) is not None:
         kept = new.save_delay_steps == delay or abs(new.save_delay_steps * new.factor / delay - 1) < KEPT
-        reason = "after as many samples as before" if kept else f"half of the run: it has {new.steps:,} steps an epoch"
+        reason = (
+            "after as many samples as before"
+            if kept
+            else f"half of the run: it has {counted(new.steps, 'step')} an epoch"
+        )
         reasons.append(Reason("save_delay_steps", str(delay), str(new.save_delay_steps), reason))
     return reasons
 
@@ -353,7 +357,7 @@ def _interval_reasons(draft: ConfigDraft) -> list[Reason]:
 def _interval_reason(draft: ConfigDraft, name: str, noun: str) -> Reason:
     new, given = getattr(draft.intervals, name), getattr(draft.question.baseline, name)
     one = draft.simulation
-    times, whole = one.steps / new, one.samples_packed * draft.question.baseline.epochs
+    times, whole = one.steps / new, one.samples_packed * draft.question.baseline.num_train_epochs
     every = min(round(new * one.samples_per_step), whole)
     reason = f"{times:.3g} {noun}{'' if round(times, 2) == 1 else 's'} an epoch, one every {every:,} samples"
     if given is not None:

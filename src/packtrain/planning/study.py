@@ -62,7 +62,7 @@ def study_outcome(
     `lengths` are tried instead of the usual ones, sets of further `limits` at every length.
     """
     progress(StudyProgress(0, 1, "reading"))
-    question, simulations, room = _swept(question, _lengths(lengths, question), limits, progress)
+    question, simulations, room = _sweep(question, _lengths(lengths, question), limits, progress)
     chosen = choose(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
     one = chosen.simulation
     config = question.packing.limited(one.settings)
@@ -76,7 +76,7 @@ def study_outcome(
     return StudyOutcome(_study(findings), plan)
 
 
-def _swept(
+def _sweep(
     question: Question,
     lengths: Sequence[int],
     limits: Sequence[Mapping[str, int]],
@@ -84,16 +84,16 @@ def _swept(
 ) -> tuple[Question, tuple[Simulation, ...], Room | None]:
     """The sweep; where nothing fits, once more with options that make room."""
 
-    def swept(one: Question, sets: Sequence[Mapping[str, int]]) -> tuple[Simulation, ...]:
+    def run_sweep(one: Question, sets: Sequence[Mapping[str, int]]) -> tuple[Simulation, ...]:
         return sweep(one, lengths, sets, lambda done, total, doing: progress(StudyProgress(done, total, doing)))
 
-    simulations = swept(question, limits)
+    simulations = run_sweep(question, limits)
     kept = acceptable(simulations, question.samples_per_step, fixed_step=question.baseline.sets_step)
     if any(one.fits for one in kept):
         return question, simulations, None
     room = make_room(question, simulations)
     question = replace(question, setup=room.setup, requested=question.setup)
-    return question, swept(question, (*limits, *room.limits)), room
+    return question, run_sweep(question, (*limits, *room.limits)), room
 
 
 def _findings(
@@ -141,7 +141,7 @@ def _study(findings: Findings) -> Study:
         parameters=question.shape.parameters.total,
         gpu=question.gpu.name,
         gpus=question.setup.gpus,
-        epochs=question.baseline.epochs,
+        epochs=question.baseline.num_train_epochs,
         setup=question.setup,
         baseline=_resolved(question),
         dataset=dataset,
@@ -240,7 +240,7 @@ def _notes(question: Question, table: CostTable) -> tuple[str, ...]:
         "A packing fits when it leaves a tenth of the GPU's memory free; its memory is estimated for a pack with the "
         "maximum of every resource, which no single pack may reach.",
         "Speed-ups are ratios of real tokens per second; those in the table of packings are over "
-        f"{question.baseline.described}.",
+        f"{question.baseline.description}.",
         f"Packs are assumed to be trained with {_layers(question.setup.compiled)} layers and padded batches with "
         f"{_layers(question.baseline.compiled)} ones; unless training.compile is set, packtrain train compiles "
         "layers for packs on a GPU and not for padded batches.",

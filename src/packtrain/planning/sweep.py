@@ -193,7 +193,7 @@ def _fullest(loads: Mapping[str, np.ndarray], capacities: Mapping[str, int]) -> 
     return {name: float(count / used.shape[1]) for name, count in zip(capacities, counts, strict=True)}
 
 
-_MOST_MEDIA = 1_000_000  # priced one by one; more would take minutes
+_MOST_MEDIA = 1_000_000  # computed one by one; more would take minutes
 _NOTICEABLE = 0.8  # of the patches: a limit that changes less is not worth showing
 _SHARES = (2, 4, 8)
 _ROUND_PIXELS = 28 * 28  # several families count in patches of this size

@@ -274,7 +274,7 @@ def _fit_memory(known: Sequence[Measurement]) -> MemoryCoefficients:
 
 
 def _is_masked(one: Measurement) -> bool:
-    return one.setup.attention != "varlen"
+    return one.setup.attn_implementation != "varlen"
 
 
 def _data_bytes(one: Measurement, chosen: MemoryCoefficients) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from packtrain.families.shape import LanguageShape, VisionShape
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
-Counts: TypeAlias = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
+CountArray: TypeAlias = NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +65,11 @@ class WorkModel:
     def of(
         self,
         *,
-        tokens: Counts,
-        squared_tokens: Counts,
-        patches: Counts,
-        squared_patches: Counts,
-        supervised_tokens: Counts,
+        tokens: CountArray,
+        squared_tokens: CountArray,
+        patches: CountArray,
+        squared_patches: CountArray,
+        supervised_tokens: CountArray,
     ) -> NDArray[np.float64]: ...
 
     def of(
@@ -208,7 +208,7 @@ def work_model(shape: ModelShape, setup: TrainingSetup, *, longest: int | None =
     def one(load: Load) -> float:
         return training_flops(shape, setup, load).executed - constant
 
-    setup = replace(setup, attention="varlen")
+    setup = replace(setup, attn_implementation="varlen")
     return WorkModel(
         per_token=one(replace(empty, tokens=1)) + attention.per_token,
         per_squared_token=attention.per_squared_token,
@@ -254,7 +254,9 @@ def _layer_pairs(shape: LanguageShape, load: Load) -> float:
 
 def _masked(shape: LanguageShape, setup: TrainingSetup, load: Load, once: Flops) -> float:
     """What attention over whole rows computes beyond what samples need, forward."""
-    if setup.attention == "varlen" or (setup.attention == "sdpa" and load.samples == load.rows == 1):
+    if setup.attn_implementation == "varlen" or (
+        setup.attn_implementation == "sdpa" and load.samples == load.rows == 1
+    ):
         return 0.0
     whole = load.tokens * load.tokens / load.rows
     return max(0.0, 2.0 * _per_pair(shape) * shape.layers * whole - once.attention)

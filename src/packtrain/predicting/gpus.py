@@ -130,8 +130,8 @@ def find_gpu(name: str) -> Gpu:
 
     One that is not listed is described by what differs from one that is.
 
-    >>> found = find_gpu("h100,memory_gib=64,tflops=400")
-    >>> found.memory_bytes >> 30, found.bf16_flops, found.bandwidth == find_gpu("h100").bandwidth
+    >>> gpu = find_gpu("h100,memory_gib=64,tflops=400")
+    >>> gpu.memory_bytes >> 30, gpu.bf16_flops, gpu.bandwidth == find_gpu("h100").bandwidth
     (64, 400000000000000.0, True)
     """
     name, *figures = str(name).split(",")

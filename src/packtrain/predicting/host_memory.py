@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from packtrain.core.errors import ConfigError
 from packtrain.core.numbers import MIB, counted
 from packtrain.core.numbers import memory as in_bytes
-from packtrain.predicting.memory import Part
+from packtrain.predicting.memory import MemoryPart
 from packtrain.predicting.memory_parts import adapter_bytes, compute_bytes, count, states
 from packtrain.predicting.values import Load, ModelShape, TrainingSetup
 
@@ -18,11 +18,11 @@ _PINNED = 2  # batches on their way to a GPU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostNeeds:
-    """One node, were every batch the worst one."""
+    """Per node, worst case."""
 
-    memory: tuple[Part, ...]
-    shared_memory: tuple[Part, ...]  # of the memory, what workers share with the process that trains
-    disk: tuple[Part, ...]
+    memory: tuple[MemoryPart, ...]
+    shared_memory: tuple[MemoryPart, ...]  # of the memory, what workers share with the process that trains
+    disk: tuple[MemoryPart, ...]
 
     @property
     def memory_bytes(self) -> int:
@@ -63,13 +63,15 @@ def host_needs(
     batch = batch_bytes(shape, load, pixel_bytes)
     waiting = workers * prefetch * gpus_per_node
     disk = (
-        Part(name="cost table", bytes=cost_table_bytes, why="one row per sample"),
-        Part(name="plan", bytes=plan_bytes, why="which samples share a pack, read by all processes from one copy"),
-        Part(name="cache", bytes=cache_bytes, why="the budget for downloaded shards and prepared samples"),
+        MemoryPart(name="cost table", bytes=cost_table_bytes, why="one row per sample"),
+        MemoryPart(
+            name="plan", bytes=plan_bytes, why="which samples share a pack, read by all processes from one copy"
+        ),
+        MemoryPart(name="cache", bytes=cache_bytes, why="the budget for downloaded shards and prepared samples"),
         *_checkpoints(shape, setup, checkpoints_kept),
     )
     each = counted(prefetch, "batch", "batches")
-    shared = Part(
+    shared = MemoryPart(
         name="waiting batches",
         bytes=waiting * batch,
         why=f"{counted(gpus_per_node, 'GPU')} x {counted(workers, 'worker')} x {each} of at most {in_bytes(batch)}",
@@ -86,22 +88,22 @@ def batch_bytes(shape: ModelShape, load: Load, pixel_bytes: int = 4) -> int:
 
 def _memory(
     shape: ModelShape, setup: TrainingSetup, batch: int, *, workers: int, gpus: int, plan_bytes: int
-) -> tuple[Part, ...]:
+) -> tuple[MemoryPart, ...]:
     stored = sum(_model_bytes(shape, setup))
     return (
-        Part(name="training processes", bytes=gpus * PROCESS_BYTES, why=f"{gpus} of {in_bytes(PROCESS_BYTES)}"),
-        Part(
+        MemoryPart(name="training processes", bytes=gpus * PROCESS_BYTES, why=f"{gpus} of {in_bytes(PROCESS_BYTES)}"),
+        MemoryPart(
             name="loader workers",
             bytes=gpus * workers * (PROCESS_BYTES + 2 * batch),
             why=f"{gpus * workers} of {in_bytes(PROCESS_BYTES)}, each with the batch it makes: decoded, and as tensors",
         ),
-        Part(name="pinned batches", bytes=gpus * _PINNED * batch, why=f"{_PINNED} for each GPU, on their way"),
-        Part(name="weights", bytes=stored, why="one copy while they are loaded, or gathered to be saved"),
-        Part(name="plan", bytes=plan_bytes, why="mapped from disk, one copy for all processes"),
+        MemoryPart(name="pinned batches", bytes=gpus * _PINNED * batch, why=f"{_PINNED} for each GPU, on their way"),
+        MemoryPart(name="weights", bytes=stored, why="one copy while they are loaded, or gathered to be saved"),
+        MemoryPart(name="plan", bytes=plan_bytes, why="mapped from disk, one copy for all processes"),
     )
 
 
-def _checkpoints(shape: ModelShape, setup: TrainingSetup, kept: int) -> tuple[Part, ...]:
+def _checkpoints(shape: ModelShape, setup: TrainingSetup, kept: int) -> tuple[MemoryPart, ...]:
     """Training checkpoints, one more than is kept while it is written, and the final weights."""
     counts = count(shape, setup)
     saved, frozen = _model_bytes(shape, setup)
@@ -110,12 +112,12 @@ def _checkpoints(shape: ModelShape, setup: TrainingSetup, kept: int) -> tuple[Pa
     adapted = counts.adapters > 0
     what = "adapters and what is trained beside them" if adapted else "the whole model"
     return (
-        Part(
+        MemoryPart(
             name="checkpoints",
             bytes=(kept + 1) * size if kept else 0,
             why=f"{kept} kept and one being written, {in_bytes(size)} each: {what}, and optimizer states",
         ),
-        Part(
+        MemoryPart(
             name="final weights",
             bytes=saved if adapted else saved + frozen,
             why=f"{what}, without optimizer states",
@@ -127,5 +129,5 @@ def _model_bytes(shape: ModelShape, setup: TrainingSetup) -> tuple[int, int]:
     """(what training changes, the rest), whole and as stored."""
     counts = count(shape, setup)
     whole = states(shape, replace(setup, gpus=1)).weights
-    learned = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
-    return learned, max(whole - learned, 0)
+    trained = counts.trained * compute_bytes(setup) + counts.adapters * adapter_bytes(setup)
+    return trained, max(whole - trained, 0)

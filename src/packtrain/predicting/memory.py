@@ -12,8 +12,8 @@ from packtrain.core.numbers import GIB, counted, exact_percent, large
 from packtrain.families.shape import VisionShape
 from packtrain.predicting.memory_parts import (
     FLOAT,
-    Counts,
     LayerBytes,
+    ParameterCounts,
     attention_mask,
     compute_bytes,
     count,
@@ -37,7 +37,7 @@ _IDS = 64  # bytes of a token's ids, labels, up to four positions and masks, as 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class MemoryPart:
     """One share of the memory at its peak."""
 
     name: str
@@ -49,7 +49,7 @@ class Part:
 class MemoryEstimate:
     """What one GPU holds when it holds most."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     moment: str  # when that is
 
     @property
@@ -67,7 +67,7 @@ class MemoryEstimate:
         """What grows with the data."""
         return sum(part.bytes for part in self.parts if part.name in ACTIVATIONS)
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> MemoryPart:
         """The part of this name."""
         return next(part for part in self.parts if part.name == name)
 
@@ -140,7 +140,7 @@ def estimate_memory(
         ("communication buffers", fixed.buffers, f"{setup.sharding} on {counted(setup.gpus, 'GPU')}"),
         ("framework", framework, f"CUDA context and workspaces, and {wasted}"),
     )
-    parts = tuple(Part(name=name, bytes=size, why=why) for name, size, why in sizes)
+    parts = tuple(MemoryPart(name=name, bytes=size, why=why) for name, size, why in sizes)
     return MemoryEstimate(parts=parts, moment=moment.name)
 
 
@@ -326,7 +326,7 @@ def vision_layer_parts(shape: ModelShape, setup: TrainingSetup, load: Load) -> d
     vision = shape.vision
     if vision is None or not load.patches or not setup.train_vision:
         return {}
-    eager = replace(setup, attention="eager")
+    eager = replace(setup, attn_implementation="eager")
     scores = vision_attention(shape, eager, load, windowed=not vision.full_attention_layers).saved
     parts = {name: load.patches * each for name, each in vision_patch(shape, vision, setup).items()}
     return {"attention scores, if written out": scores, **parts}
@@ -339,7 +339,7 @@ def _vision_squares(shape: ModelShape, vision: VisionShape, setup: TrainingSetup
     return (full,) * vision.full_attention_layers + (windowed,) * (vision.layers - vision.full_attention_layers)
 
 
-def _kept_states(setup: TrainingSetup, counts: Counts) -> str:
+def _kept_states(setup: TrainingSetup, counts: ParameterCounts) -> str:
     copied = counts.masters(setup)
     masters = f", with fp32 masters of {large(copied)}" if copied else ""
     return f"{setup.optimizer} for {large(counts.trainable)} parameters{masters}"
@@ -365,9 +365,9 @@ def _vision_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
 
 
 def _attention_why(shape: ModelShape, setup: TrainingSetup, load: Load) -> str:
-    if setup.attention == "varlen":
+    if setup.attn_implementation == "varlen":
         return "a flash kernel: rotary tables only"
-    if setup.attention == "eager":
+    if setup.attn_implementation == "eager":
         return f"scores of {load.tokens // load.rows:,} x {load.tokens // load.rows:,} positions for every head"
     if not has_dense_mask(shape, load):
         return "one sample needs no mask: rotary tables only"

@@ -54,7 +54,7 @@ def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Layer
     if head_norms:
         norm += (queries + keys) * (FLOAT + scaled) + FLOAT * (language.heads + language.kv_heads)
     shared = _shared_width(shape, setup, load)
-    attention = b * (2 * queries + 2 * shared) + (0 if setup.attention == "eager" else FLOAT * language.heads)
+    attention = b * (2 * queries + 2 * shared) + (0 if setup.attn_implementation == "eager" else FLOAT * language.heads)
     block = b * language.intermediate * language.experts_used * (3 if language.gated else 1)
     linears = _adapter_inputs(language, setup, b) if adapted else _linear_inputs(language, b)
     working = 2 * b * max(language.intermediate * language.experts_used, 2 * language.hidden)
@@ -67,7 +67,9 @@ def language_layer(shape: ModelShape, setup: TrainingSetup, load: Load) -> Layer
 
 def _shared_width(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """The width of keys as the kernel gets them: with a dense mask it wants as many key heads as query heads."""
-    repeated = setup.attention == "eager" or (setup.attention == "sdpa" and has_dense_mask(shape, load))
+    repeated = setup.attn_implementation == "eager" or (
+        setup.attn_implementation == "sdpa" and has_dense_mask(shape, load)
+    )
     return (shape.language.heads if repeated else shape.language.kv_heads) * shape.language.head_dim
 
 
@@ -128,9 +130,9 @@ def _adapter_constants(language: LanguageShape, setup: TrainingSetup) -> int:
 def language_attention(shape: ModelShape, setup: TrainingSetup, load: Load) -> LayerBytes:
     """What one decoder layer keeps of the square of the tokens; flash kernels keep none of it."""
     b, square = compute_bytes(setup), _row_square(load)
-    if setup.attention == "eager":
+    if setup.attn_implementation == "eager":
         return _scores(shape.language.heads * square, b)
-    if setup.attention == "sdpa" and has_dense_mask(shape, load):
+    if setup.attn_implementation == "sdpa" and has_dense_mask(shape, load):
         return LayerBytes(saved=b * square, entry=0, working=0)  # the mask as numbers, made again in every layer
     return LayerBytes(saved=0, entry=0, working=0)
 
@@ -142,10 +144,12 @@ def _scores(scores: int, b: int) -> LayerBytes:
 
 def attention_mask(shape: ModelShape, setup: TrainingSetup, load: Load) -> int:
     """The mask that all layers share, one more where some have a window; only recomputing layers still hold it."""
-    dense = setup.attention == "eager" or (setup.attention == "sdpa" and has_dense_mask(shape, load))
+    dense = setup.attn_implementation == "eager" or (
+        setup.attn_implementation == "sdpa" and has_dense_mask(shape, load)
+    )
     if not setup.gradient_checkpointing or not dense:
         return 0
-    each = _row_square(load) * (1 if setup.attention == "sdpa" else compute_bytes(setup))
+    each = _row_square(load) * (1 if setup.attn_implementation == "sdpa" else compute_bytes(setup))
     return each * (2 if shape.language.window_layers else 1)
 
 
@@ -179,11 +183,11 @@ def vision_patch(shape: ModelShape, vision: VisionShape, setup: TrainingSetup) -
     b, hidden, traits = compute_bytes(setup), vision.hidden, vision_traits(shape)
     wide = traits.rms_norms and not setup.compiled  # written-out norms keep their fp32 input
     norms = 2 * (hidden * (FLOAT + b) + FLOAT) if wide else 2 * b * (hidden + 2)
-    fused, alone = traits.fused, setup.attention == "varlen"
+    fused, alone = traits.fused, setup.attn_implementation == "varlen"
     # Values are a view of the fused result, which therefore stays whole. Where images attend one by one, their results
     # are kept twice: apart, and joined.
     kept = 6 + (2 if fused else 0) + (1 if fused and not alone else 0) + (2 if traits.scaled else 0)
-    attention = b * kept * hidden + (0 if setup.attention == "eager" else FLOAT * vision.heads)
+    attention = b * kept * hidden + (0 if setup.attn_implementation == "eager" else FLOAT * vision.heads)
     block = 4 if vision.gated else 3 if traits.sigmoid else 2
     if setup.compiled:
         block = 3 if vision.gated else 2
@@ -193,7 +197,7 @@ def vision_patch(shape: ModelShape, vision: VisionShape, setup: TrainingSetup) -
 def vision_attention(shape: ModelShape, setup: TrainingSetup, load: Load, *, windowed: bool) -> LayerBytes:
     """What one layer of the encoder keeps of the square of an image's patches."""
     vision = shape.vision
-    if vision is None or setup.attention != "eager":
+    if vision is None or setup.attn_implementation != "eager":
         return LayerBytes(saved=0, entry=0, working=0)
     square = load.patches * vision.window_patches if windowed else load.squared_patches
     scores, b = vision.heads * square, compute_bytes(setup)
@@ -256,7 +260,7 @@ def small_parts(shape: ModelShape) -> tuple[int, bool]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
+class ParameterCounts:
     """The model's numbers by how they are stored and whether they are trained."""
 
     trained: int  # of the model itself
@@ -286,15 +290,15 @@ class StateBytes:
     buffers: int
 
 
-def count(shape: ModelShape, setup: TrainingSetup) -> Counts:
+def count(shape: ModelShape, setup: TrainingSetup) -> ParameterCounts:
     """Adapters replace training in the decoder; encoder and projector are trained themselves, or frozen."""
     parameters = shape.parameters
     beside = (parameters.vision if setup.train_vision else 0) + (parameters.projector if setup.train_projector else 0)
     if setup.method == "full":
         trained = parameters.language + beside
-        return Counts(trained=trained, adapters=0, frozen=parameters.total - trained, quantized=0)
+        return ParameterCounts(trained=trained, adapters=0, frozen=parameters.total - trained, quantized=0)
     quantized = decoder_matrices(shape) if setup.method == "qlora" else 0
-    return Counts(
+    return ParameterCounts(
         trained=beside,
         adapters=adapter_parameters(shape, setup),
         frozen=parameters.total - beside - quantized,
@@ -353,7 +357,7 @@ def state_bytes(shape: ModelShape, setup: TrainingSetup, stored: int) -> float:
     return 0
 
 
-def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
+def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: ParameterCounts) -> int:
     """Beside fp32 masters, states are fp32 too, as they are for fp32 adapters."""
     wide = state_bytes(shape, setup, FLOAT)
     each = wide + FLOAT if setup.has_masters else state_bytes(shape, setup, compute_bytes(setup))
@@ -364,7 +368,7 @@ def _optimizer(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
     return int(total) if setup.sharding == "ddp" else int(-(-total // setup.gpus))
 
 
-def _buffers(shape: ModelShape, setup: TrainingSetup, counts: Counts) -> int:
+def _buffers(shape: ModelShape, setup: TrainingSetup, counts: ParameterCounts) -> int:
     b = compute_bytes(setup)
     if setup.sharding == "ddp":  # buckets of 25 MiB that together hold every gradient once more
         return counts.trained * b + counts.adapters * adapter_bytes(setup)

@@ -59,7 +59,7 @@ _Option = tuple[str, str, str, dict[str, Any]]  # option, change, cost, fields o
 
 def _layer_options(setup: TrainingSetup) -> Iterator[_Option]:
     if setup.gradient_checkpointing:
-        cost = "gives back about a quarter of the decoder's time"
+        cost = "saves about a quarter of the decoder's time"
         yield "gradient checkpointing", "on -> off", cost, {"gradient_checkpointing": False}
     else:
         cost = "each layer runs forward twice: about a third more time"
@@ -67,15 +67,15 @@ def _layer_options(setup: TrainingSetup) -> Iterator[_Option]:
     if not setup.chunked_loss:
         change = f"logits at supervised positions only, {setup.loss_chunk:,} at once"
         yield "chunked loss", change, "none worth mentioning; logits are not returned", {"chunked_loss": True}
-    for kernel in {"eager": ("sdpa", "varlen"), "sdpa": ("varlen",), "varlen": ()}[setup.attention]:
+    for kernel in {"eager": ("sdpa", "varlen"), "sdpa": ("varlen",), "varlen": ()}[setup.attn_implementation]:
         cost = "none, it is faster" if kernel == "varlen" else "none"
-        yield "attention", f"{setup.attention} -> {kernel}", cost, {"attention": kernel}
+        yield "attention", f"{setup.attn_implementation} -> {kernel}", cost, {"attn_implementation": kernel}
 
 
 def _vision_options(setup: TrainingSetup, load: Load) -> Iterator[_Option]:
     on = setup.vision_checkpointing
     if setup.train_vision:
-        cost = "gives back about a quarter of the encoder's time" if on else "the encoder runs forward twice"
+        cost = "saves about a quarter of the encoder's time" if on else "the encoder runs forward twice"
         yield "vision checkpointing", "on -> off" if on else "off -> on", cost, {"vision_checkpointing": not on}
         cost = "the encoder is not trained; it also runs no backward pass"
         yield "frozen vision encoder", "trained -> frozen", cost, {"train_vision": False}

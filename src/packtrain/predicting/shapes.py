@@ -263,6 +263,12 @@ def _part(config: Mapping[str, Any], key: str, absent: Mapping[str, Any] | None)
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
+def _usual_sizes(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without sizes of 0, which stand for none; experts say theirs under another name."""
+    sizes = {key: value for key, value in text.items() if value != 0}
+    return {"intermediate_size": sizes.get("moe_intermediate_size"), **sizes}
+
+
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -277,7 +283,7 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
         text = {name: value for name, value in text.items() if name != "head_dim"}
     decoder = _decoder(str(text.get("model_type")))
     if decoder is None:
-        missing = [name for name in _NEEDED if text.get(name) is None]
+        missing = [name for name in _NEEDED if _usual_sizes(text).get(name) is None]
         if missing:
             raise ConfigError(
                 "config.json: model_type",
@@ -296,6 +302,7 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
         else:
             note += ", with a projector of two layers and no merging of patches"
             return replace(shape, notes=(note, *shape.notes))
+    text = _usual_sizes(text)
     experts = next((text[name] for name in _EXPERTS if isinstance(text.get(name), int)), 1)
     if decoder is None and experts > 1 and text.get("num_experts_per_tok"):
         decoder, text = replace(GENERIC, experts=True), {**text, "num_experts": experts}

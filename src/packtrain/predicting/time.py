@@ -197,7 +197,7 @@ def work_seconds(
 ) -> WorkModel:
     """The seconds of one pass as coefficients, without optimizer and communication; `with_launches` adds launches."""
     chosen = coefficients or default_coefficients(compiled=setup.compiled)
-    setup = replace(setup, attention="varlen")
+    setup = replace(setup, attn_implementation="varlen")
     empty = Load(tokens=0, squared_tokens=0, longest=0)
     attention = _weighed_attention(shape, setup, chosen, longest)
     speed = gpu.bf16_flops * chosen.attention_efficiency
@@ -224,16 +224,16 @@ def _weighed_attention(shape: ModelShape, setup: TrainingSetup, chosen: Coeffici
     kept = replace(setup, gradient_checkpointing=False, vision_checkpointing=False)
     whole, once = (attention_work(shape, one, longest=longest) for one in (setup, kept))
 
-    def weighed(name: str, factor: float) -> float:
+    def weigh(name: str, factor: float) -> float:
         least = getattr(once, name)
         return float(factor * (least + chosen.recomputed_share * (getattr(whole, name) - least)))
 
     return replace(
         whole,
-        per_token=weighed("per_token", 1.0),
-        per_squared_token=weighed("per_squared_token", 1.0),
-        per_patch=weighed("per_patch", chosen.vision_factor),
-        per_squared_patch=weighed("per_squared_patch", chosen.vision_factor),
+        per_token=weigh("per_token", 1.0),
+        per_squared_token=weigh("per_squared_token", 1.0),
+        per_patch=weigh("per_patch", chosen.vision_factor),
+        per_squared_patch=weigh("per_squared_patch", chosen.vision_factor),
     )
 
 
@@ -283,7 +283,7 @@ def _elementwise(shape: ModelShape, setup: TrainingSetup, load: Load, chosen: Co
     dense masks move is a part of how slow attention is with them.
     """
     language, vision, share = shape.language, shape.vision, chosen.recomputed_share
-    setup = replace(setup, attention="varlen")
+    setup = replace(setup, attn_implementation="varlen")
     again = share if setup.gradient_checkpointing else 0.0
     moved = (1 + _BACKWARD + again) * language.layers * language_layer(shape, setup, load).saved
     if vision is not None:
@@ -367,5 +367,5 @@ def _encoder_kernels(shape: ModelShape, setup: TrainingSetup, load: Load) -> tup
         return _LAYER_KERNELS
     traits = vision_traits(shape)
     forward, backward = traits.kernels
-    calls = load.images if setup.attention == "sdpa" and traits.image_by_image else 0
+    calls = load.images if setup.attn_implementation == "sdpa" and traits.image_by_image else 0
     return forward + calls * _IMAGE_KERNELS[0], backward + calls * _IMAGE_KERNELS[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from packtrain.core.errors import ConfigError, nearest
@@ -16,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "method": ("full", "lora", "dora", "qlora"),
     "sharding": ("ddp", "zero1", "zero2", "zero3", "fsdp"),
     "optimizer": ("adamw", "adamw_8bit", "adafactor", "sgd"),
-    "attention": ("varlen", "sdpa", "eager"),
+    "attn_implementation": ("varlen", "sdpa", "eager"),
     "weights_dtype": ("bf16", "fp32"),
 }
 
@@ -75,6 +76,66 @@ class Load:
     images: int = 0
     frames: int = 0
 
+    @classmethod
+    def from_counts(
+        cls,
+        *,
+        tokens: int,
+        squared_tokens: int,
+        longest: int,
+        samples: int,
+        rows: int,
+        supervised_tokens: int,
+        vision_tokens: int,
+        patches: int,
+        squared_patches: int | None,
+        largest_patches: int | None,
+        images: int,
+        spans: int = 1,
+        frames: int = 0,
+    ) -> Load:
+        """A load of real data, where no count may be forgotten.
+
+        Where the squares or the largest of the patches are not known, all of the `spans` that attend to themselves are
+        taken to be of one size.
+
+        >>> load = Load.from_counts(
+        ...     tokens=9, squared_tokens=41, longest=5, samples=2, rows=1, supervised_tokens=3, vision_tokens=2,
+        ...     patches=8, squared_patches=None, largest_patches=None, images=2, spans=2,
+        ... )
+        >>> load.squared_patches, load.largest_patches
+        (32, 4)
+        """
+        spans = max(spans, 1)
+        return cls(
+            tokens=tokens,
+            squared_tokens=squared_tokens,
+            longest=longest,
+            samples=max(samples, 1),
+            rows=max(rows, 1),
+            supervised_tokens=supervised_tokens,
+            vision_tokens=vision_tokens,
+            patches=patches,
+            squared_patches=patches * patches // spans if squared_patches is None else squared_patches,
+            largest_patches=-(-patches // spans) if largest_patches is None else largest_patches,
+            images=images,
+            frames=frames,
+        )
+
+    @classmethod
+    def mean(cls, loads: Sequence[Load]) -> Load:
+        """The mean of every number, except the longest sample and the largest span: they stay the largest."""
+        largest, average = cls.largest(loads), {}
+        for one in fields(cls):
+            if one.name not in ("longest", "largest_patches"):
+                average[one.name] = round(sum(getattr(load, one.name) for load in loads) / len(loads))
+        return replace(largest, **average)
+
+    @classmethod
+    def largest(cls, loads: Sequence[Load]) -> Load:
+        """The largest of every number: none of these loads needs more."""
+        return cls(**{one.name: max(getattr(load, one.name) for load in loads) for one in fields(cls)})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSetup:
@@ -94,7 +155,7 @@ class TrainingSetup:
     vision_batch_patches: int | None = None  # the encoder runs in sub-batches of at most this many patches
     chunked_loss: bool = True  # logits only at supervised positions, in chunks
     loss_chunk: int = 4096  # positions at once
-    attention: Attention = "varlen"
+    attn_implementation: Attention = "varlen"
     compiled: bool = False  # layers are compiled one by one
 
     @property

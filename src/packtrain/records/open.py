@@ -34,9 +34,9 @@ from packtrain.records.formats.source_files import (
 )
 from packtrain.records.formats.splits import INFO_FILE, SPLITS_FILE, STATE_FILE, is_saved_dataset
 from packtrain.records.mixture import MixtureItem, is_registry, mixture_error, read_mixture
+from packtrain.records.remote_files import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.shards.address import is_remote
 from packtrain.records.shards.decompression import SPOILING, SPOILT, file_blocks
-from packtrain.records.shards.remote import remote_entries, remote_head, remote_units, with_media_check
 from packtrain.records.source import FORMATS, Entry, SourceSpec, Unit, open_format
 from packtrain.records.span import Plain
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from packtrain.core.numbers import count, counted, isolated, percent, ratio, shown, tick
+from packtrain.core.numbers import count, counted, isolate, percent, ratio, shown, tick
 from packtrain.packing.schedule import BalanceLine
 from packtrain.planning.study_values import Histogram, PicturePack, PictureSample
 from packtrain.reports.svg import (
@@ -318,10 +318,10 @@ def _spans(
 
 
 def _span(sample: PictureSample, x: float, length: int, y: int, css: str) -> Markup:
-    tip = f"{isolated(sample.id, 60)}: {count(sample.tokens)} tokens"
+    tip = f"{isolate(sample.id, 60)}: {count(sample.tokens)} tokens"
     if sample.vision_tokens:
         tip += f", {count(sample.vision_tokens)} of them media"
-    tip += f", {isolated(sample.source, 40)}"
+    tip += f", {isolate(sample.source, 40)}"
     width, media = sample.tokens / length, min(sample.vision_tokens, sample.tokens) / length
     whole = element("rect", x=to_percent(x), y=y, width=to_percent(width), height=_BAR, class_=f"{css} text")
     if not media:

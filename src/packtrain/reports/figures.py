@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from packtrain.core.numbers import count, decimal, large, percent, shown, tick
+from packtrain.core.numbers import count, counted, decimal, large, percent, shown, tick
 from packtrain.planning.study_values import Study
 from packtrain.reports.charts import bin_position, edge_ticks, wide
 from packtrain.reports.study_content import by_limits, sources_by_size, words
@@ -90,20 +90,26 @@ def _sweep(axes: Axes, study: Study, one: Sweep) -> None:
             x, y, "--o" if number else "-o", color=color, markersize=4, label=_plain(limits or "no further limits")
         )
         fill = [color if each.fits else "white" for each in tried]
-        axes.scatter(x, y, 16 if number else 36, fill, edgecolors=color, zorder=3)  # equal lines show each other
+        axes.scatter(
+            x, y, 16 if number else 36, fill, edgecolors=color, zorder=3, clip_on=False
+        )  # equal lines show each other
         ring = [each is chosen for each in tried]
-        axes.scatter(np.compress(ring, x), np.compress(ring, y), 170, "none", edgecolors=color, zorder=3)
+        axes.scatter(np.compress(ring, x), np.compress(ring, y), 170, "none", edgecolors=color, zorder=4, clip_on=False)
     if one.limit is not None:
         axes.axhline(one.limit[0], color=LIGHT["bad"], linestyle=(0, (5, 4)), linewidth=1.2)
         along = axes.get_yaxis_transform()
-        axes.text(0.01, one.limit[0], _plain(one.limit[1]), transform=along, va="bottom", fontsize=8)
+        below = one.limit[0] > 0.9 * highest  # the title is above
+        va = "top" if below else "bottom"
+        axes.text(0.01, one.limit[0], _plain(one.limit[1]), transform=along, va=va, fontsize=8)
     lengths = sorted({each.packing_length for each in study.simulations})
     axes.set_xscale("log" if wide(lengths) else "linear")
     axes.set_xticks(lengths, [count(length) for length in lengths], minor=False)
     axes.set_xticks([], minor=True)
     axes.set_title(f"{one.title}: {_plain(one.unit)}")
     if one.from_zero:
-        axes.set_ylim(0, 1.08 * max(highest, one.limit[0] if one.limit else 0))
+        axes.set_ylim(bottom=0, top=1.08 * highest)
+    if one.top is not None:
+        axes.set_ylim(top=one.top)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: one.write(y)))
 
 
@@ -141,5 +147,5 @@ def subtitle(study: Study) -> str:
     return (
         f"{count(study.dataset.samples)} samples, {large(study.dataset.tokens)} tokens · {shown(study.model, 50)} · "
         f"{count(study.gpus)} × {shown(study.gpu, 30)} · {study.recommendation.mark}: "
-        f"{count(chosen.packing_length)} tokens, {count(chosen.packs)} packs, {percent(chosen.fill)} filled"
+        f"{count(chosen.packing_length)} tokens, {counted(chosen.packs, 'pack')}, {percent(chosen.fill)} filled"
     )

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from packtrain import __version__
-from packtrain.core.numbers import count, decimal, formatted, shown
+from packtrain.core.numbers import count, decimal, format_number, shown
 from packtrain.reports.study_content import LONGEST, Content, modality, other_limits, words
 from packtrain.reports.svg import DARK, LIGHT
 
@@ -49,7 +49,7 @@ class Numbers:
         pointer = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
         exact = "" if value is None else json.dumps(value)
         return Markup('<data value="{}" data-at="{}" data-as="{}">{}</data>').format(
-            exact, pointer, kind, formatted(kind, value)
+            exact, pointer, kind, format_number(kind, value)
         )
 
     def of(self, noun: str, *path: str | int) -> Markup:

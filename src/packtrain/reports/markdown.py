@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from packtrain.core.numbers import count, formatted, gib, memory, percent, shown
+from packtrain.core.numbers import count, format_number, gib, memory, percent, shown
 from packtrain.reports.recommended import ChecklistItem
 from packtrain.reports.study_content import (
     SIMULATED,
@@ -17,9 +17,10 @@ from packtrain.reports.study_content import (
     words,
 )
 
+_NOTICEABLE = 0.005  # of all memory: options that change less are not listed
 _SPECIAL = "\\`*_[]<|~&$"
 _METHOD = (
-    "Every length is really packed, sample by sample, and compared with the bound below which no packing can be.",
+    "Every length is really packed, sample by sample, and compared with the lower bound that no packing can beat.",
     "Memory is estimated for a pack with the most of everything, and fits when a tenth of the GPU stays free.",
     "Padded batches are formed as a trainer forms them; the best of them has the kernels that packs have.",
     "Of the packings that fit, drop less than 0.5 % of the samples and keep the batch size within 10 % (within 25 % "
@@ -55,7 +56,7 @@ def summary_text(content: Content, tasks: Sequence[ChecklistItem]) -> str:
         _comfortable(content),
         "## If it goes wrong" if advice["trouble"] else "",
         "\n".join(f"- **{_safe(one['sign'])}**: {_safe(one['action'])}" for one in advice["trouble"]),
-        "## To do",
+        "## Next steps",
         "\n".join(f"- [ ] {task.name}:\n  `{shown(task.command, 600).replace('`', '')}`" for task in tasks),
         "## Assumptions" if content["notes"] else "",
         _list(content["notes"]),
@@ -108,7 +109,10 @@ def _about(content: Content) -> str:
 def _statistics(content: Content) -> str:
     statistics = content["dataset"]["statistics"]
     rows = [
-        [words(name), *(formatted("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS)]
+        [
+            words(name),
+            *(format_number("large" if of == "total" else "decimal", statistics[name][of]) for of in STATISTICS),
+        ]
         for name in described_columns(statistics)
     ]
     return markdown_table("l" + "r" * len(STATISTICS), ["per sample", *(words(of).lower() for of in STATISTICS)], rows)
@@ -175,7 +179,7 @@ def _memory(content: Content) -> str:
         for part in estimate["parts"]
     ]
     totals = [f"**{gib(other['estimate']['total'])}**{'' if other['fits'] else ' (does not fit)'}" for other in beside]
-    share = f"{formatted('percent', estimate['share'])} of the GPU"
+    share = f"{format_number('percent', estimate['share'])} of the GPU"
     rows.append(["**together**", f"**{gib(estimate['total'])}**", *totals, share])
     return _document(text, markdown_table("lr" + "r" * len(beside) + "l", head, rows)).rstrip()
 
@@ -198,11 +202,12 @@ def _savings(report: Content) -> str:
             gib(one["bytes"]),
             gib(one["total_after"]),
             "yes" if one["total_after"] <= report["usable_bytes"] else "no",
-            formatted("duration", one["seconds"]),
+            format_number("duration", one["seconds"]),
             count(one["lost"]),
             _safe(one["cost"]),
         ]
         for one in report["savings"]
+        if abs(one["bytes"]) >= _NOTICEABLE * report["estimate"]["total"]
     ]
     head = ["option", "change", "saves", "total after", "fits", "epoch", "samples lost", "costs"]
     return markdown_table("llrrlrrl", head, rows) if rows else ""
@@ -216,7 +221,7 @@ def _comfortable(content: Content) -> str:
     share = percent(margin["memory_bytes"] / report["gpu_bytes"])
     return (
         f"With a comfortable margin: {_safe(', '.join(margin['changes']))}: {gib(margin['memory_bytes'])} ({share} of "
-        f"the GPU), {formatted('duration', margin['seconds'])} an epoch, {count(margin['lost'])} samples lost."
+        f"the GPU), {format_number('duration', margin['seconds'])} an epoch, {count(margin['lost'])} samples lost."
     )
 
 
@@ -231,10 +236,10 @@ def _host(host: Content) -> str:
 
 def _field(kind: str, values: Content, name: str | None) -> str:
     if name is None:
-        return formatted("count", None)
+        return format_number("count", None)
     if kind == "fits":
         return "yes" if values[name] else "no"
-    return formatted(kind, values[name])
+    return format_number(kind, values[name])
 
 
 def _list(texts: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class _Charts:
             dots += self._evaluations(at, x)
         if not curves:
             return None
-        over = "training time after warm-up" if by_time else "samples seen"
+        over = "training time, first step excluded" if by_time else "samples seen"
         unit = f"mean loss of a token, over the {over}; bold: smoothed"
         look = Chart(
             title=f"Loss over {'time' if by_time else 'samples'}",
@@ -119,7 +119,7 @@ class _Charts:
         """One column of every run."""
         curves = self._curves(column)
         nothing = column == "padding_share" and all(curve.points.high.max() == 0 for curve in curves)
-        if not curves or nothing or (column == "spread" and all(run.about.world == 1 for run in self.runs)):
+        if not curves or nothing or (column == "spread" and all(run.facts.world_size == 1 for run in self.runs)):
             return None
         if look.predicted is not None and (predicted := self._curves(look.predicted, predicted=True)):
             curves += predicted
@@ -131,7 +131,7 @@ class _Charts:
     def _curves(self, column: str, *, predicted: bool = False, unit: float = 1.0) -> list[Curve]:
         curves = []
         for at, run in enumerate(self.runs):
-            if column == "fill" and run.about.mode == "padded":  # padded batches are full but for their padding
+            if column == "fill" and run.facts.mode == "padded":  # padded batches are full but for their padding
                 continue
             points = thin(run.steps["samples_seen"], run.steps[column] / unit, self.edges)
             if len(points.x):

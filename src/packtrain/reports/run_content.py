@@ -20,8 +20,9 @@ from packtrain.reports.run_words import (
     why_apart,
 )
 from packtrain.reports.study_content import LONGEST, Content, json_value, most_frequent
-from packtrain.runs.run_summary import Comparison, Summary, along, compare_runs, summarise_run
-from packtrain.runs.training_run import About, Scalar, TrainingRun
+from packtrain.runs.derived import Adapters, Course, Derived
+from packtrain.runs.run_summary import RunComparison, Summary, along, compare_runs, summarise_run
+from packtrain.runs.training_run import Scalar, TrainingRun
 
 SHOWN_WARNINGS, SHOWN_SETTINGS, SHOWN_CHANGES, SHOWN_NOTES = 40, 60, 24, 40
 _PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the samples, at which the table has losses
@@ -39,9 +40,10 @@ _NO_CAUSE = frozenset(
     )
 )
 PLANNED = "Planned in"  # the page of packtrain plan: its value is a link
-_PARTS = ("language", "vision", "projector")
 _VERSIONS = ("packtrain", "torch", "transformers", "python")
-Derived = Mapping[str, Scalar]
+# Of run.json: what the page says elsewhere, what is in run.yaml too, resolved, and what is for resuming.
+_APART = ("derived", "outcome", "title", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
+_OWN = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world_size")
 
 
 def runs_content(runs: Sequence[TrainingRun]) -> Content:
@@ -63,11 +65,11 @@ def runs_content(runs: Sequence[TrainingRun]) -> Content:
 
 
 def _run(run: TrainingRun) -> Content:
-    about = run.about
+    facts = run.facts
     return {
         "folder": shown(run.folder, LONGEST),
         "name": shown(run.name, 80),
-        "about": {name: _short(getattr(about, name)) for name in ("model", "mode", "world")},
+        "about": {name: _short(getattr(facts, name)) for name in ("model", "mode", "world_size")},
         "status": shown(run.status, 80),
         "ended": end_text(run),
         "complete": run.status == "complete",
@@ -83,21 +85,22 @@ def _run(run: TrainingRun) -> Content:
         "earlier_warnings": max(0, len(run.warnings) - SHOWN_WARNINGS),
         "ledger": most_frequent(run.ledger),
         "left_out": sum(run.ledger.values()),
-        "notes": [shown(note, LONGEST) for note in (*run.notes, *about.printed[:SHOWN_NOTES])],
+        "notes": [shown(note, LONGEST) for note in (*run.notes, *(*facts.prepared, *facts.notes)[:SHOWN_NOTES])],
     }
 
 
 def _along(runs: Sequence[TrainingRun], summaries: Sequence[Summary]) -> list[Content]:
-    """The loss of every run at a few places, the last of which all of them have reached."""
+    """The loss of every run at a few places after its first step, the last of which all of them have reached."""
     end = min(one.samples or 0.0 for one in summaries)
+    first = max(run.steps["samples_seen"][0] for run in runs) if end else 0.0
     points = []
-    for share in _PLACES if end else ():
+    for share in [one for one in _PLACES if end and one * end >= first]:
         losses = [along(run.steps, share * end, one.loss_window) for run, one in zip(runs, summaries, strict=True)]
         points.append({"samples": share * end, "losses": losses})
     return points
 
 
-def _comparison(runs: Sequence[TrainingRun], both: Comparison) -> Content:
+def _comparison(runs: Sequence[TrainingRun], both: RunComparison) -> Content:
     """The comparison, and how the other runs were set differently from the first."""
     configs = [_config(run) for run in runs]
     differ = [changes(configs[0], config) if configs[0] and config else [] for config in configs]
@@ -124,13 +127,11 @@ def _config(run: TrainingRun) -> Mapping[str, object]:
 
 def _groups(runs: Sequence[TrainingRun]) -> list[Content]:
     """run.json, one line for each setting with the values of all runs."""
-    own = [_own(run.about) for run in runs]
-    derived = [{name: value for name, value in run.about.derived.items() if name not in own[0]} for run in runs]
     groups = (
-        ("What was trained", own),
-        ("Derived before training", derived),
-        ("Outcome", [run.about.outcome for run in runs]),
-        ("Also recorded", [run.about.other for run in runs]),
+        ("What was trained", [{name: getattr(run.facts, name) for name in _OWN} for run in runs]),
+        ("Derived before training", [_inside(run, "derived") for run in runs]),
+        ("Outcome", [_inside(run, "outcome") for run in runs]),
+        ("Also recorded", [_others(run) for run in runs]),
     )
     return [{"title": title, "rows": rows} for title, values in groups if (rows := _rows(values))]
 
@@ -143,9 +144,16 @@ def _rows(values: Sequence[Mapping[str, Scalar]]) -> list[Content]:
     return [{"name": name, "values": row, "differ": len({setting(one) for one in row}) > 1} for name, row in rows]
 
 
-def _own(about: About) -> dict[str, Scalar]:
-    names = ("model", "mode", "plan", "packs_per_step", "rows_per_batch", "balance", "seed", "world")
-    return {name: getattr(about, name) for name in names}
+def _inside(run: TrainingRun, part: str) -> dict[str, Scalar]:
+    """One part of run.json, without what is said above it."""
+    inner = {
+        name.removeprefix(f"{part}."): value for name, value in run.recorded.items() if name.startswith(f"{part}.")
+    }
+    return {name: value for name, value in inner.items() if name not in _OWN}
+
+
+def _others(run: TrainingRun) -> dict[str, Scalar]:
+    return {name: value for name, value in run.recorded.items() if name.split(".")[0] not in (*_OWN, *_APART)}
 
 
 def _short(value: Scalar) -> Any:
@@ -165,70 +173,65 @@ def setup_rows(runs: Sequence[TrainingRun]) -> list[Content]:
 
 
 def _lines(run: TrainingRun) -> Iterator[tuple[str, str]]:
-    about, derived = run.about, run.about.derived
-    if about.model:
-        yield "Model", shown(about.model, LONGEST)
-    if "origin.run" in about.other:
+    facts = run.facts
+    if facts.model:
+        yield "Model", shown(facts.model, LONGEST)
+    if facts.origin is not None and facts.origin.run is not None:
         yield "Began from", initial_weights(run)
-    if (method := _text(derived.get("method"))) is not None:
-        yield "Method", _method(method, derived)
-    if (trained := _trained_parts(derived)) is not None:
-        yield "Trained weights", trained
-    if (data := _data(derived)) is not None:
-        yield "Data", data
-    if (rates := _rates(derived)) is not None:
-        yield "Learning rate", rates
-    if (optimizer := _optimizer(derived)) is not None:
-        yield "Optimizer", optimizer
-    if (step := _step(run)) is not None:
-        yield "Step", step
-    kernels = [_text(derived.get("attn_implementation")), "compiled layers" if derived.get("compiled") else None]
-    kernels += [f"weights in {dtype}"] if (dtype := _text(derived.get("dtype"))) is not None else []
-    if any(kernels):
-        yield "Computed with", ", ".join(kernel for kernel in kernels if kernel)
+    if facts.derived is not None:
+        yield from _derived_lines(run, facts.derived)
     yield from _circumstances(run)
 
 
-def _method(method: str, derived: Derived) -> str:
-    if (rank := derived.get("lora.rank")) is None:
-        return "full fine-tuning" if method == "full" else method
-    targets = _text(derived.get("lora.targets")) or "every linear layer of the decoder"
-    return f"{method}: rank {shown(rank, 20)}, alpha {shown(derived.get('lora.alpha'), 20)}, {targets}"
+def _derived_lines(run: TrainingRun, derived: Derived) -> Iterator[tuple[str, str]]:
+    if derived.method:
+        yield "Method", _method(derived.method, derived.lora)
+    if (trained := _trained_parts(derived)) is not None:
+        yield "Trainable parameters", trained
+    if derived.samples:
+        yield "Data", _data(derived)
+    if (rates := _rates(derived.course)) is not None:
+        yield "Learning rate", rates
+    if derived.course.optimizer:
+        yield "Optimizer", _optimizer(derived.course)
+    if derived.samples_per_step > 0:
+        yield "Step", _step(run, derived)
+    kernels = [_text(derived.attn_implementation), "compiled layers" if derived.compiled else None]
+    kernels += [f"weights in {dtype}"] if (dtype := _text(derived.dtype)) is not None else []
+    if any(kernels):
+        yield "Computed with", ", ".join(kernel for kernel in kernels if kernel)
+
+
+def _method(method: str, lora: Adapters | None) -> str:
+    if lora is None:
+        return "full fine-tuning" if method == "full" else shown(method, LONGEST)
+    targets = ", ".join(lora.targets[:20]) if lora.targets else "every linear layer of the decoder"
+    return f"{shown(method, LONGEST)}: rank {lora.rank}, alpha {lora.alpha}, {shown(targets, LONGEST)}"
 
 
 def _trained_parts(derived: Derived) -> str | None:
     parts = []
-    for part in _PARTS:
-        trained, whole = (derived.get(f"{name}.{part}") for name in ("trainable", "weights"))
-        if not isinstance(trained, int):
-            continue
-        share = ""
-        if isinstance(whole, int) and whole > trained:
-            share = f" of {large(whole)} ({percent(trained / whole)})"
-        parts.append(f"{part} {large(trained)}{share}" if trained else f"{part} frozen")
+    for part, trained in derived.trainable.items():
+        whole = derived.weights.get(part, 0)
+        share = f" of {large(whole)} ({percent(trained / whole)})" if whole > trained else ""
+        name = shown(part, 80)
+        parts.append(f"{name} {large(trained)}{share}" if trained else f"{name} frozen")
     return ", ".join(parts) or None
 
 
-def _data(derived: Derived) -> str | None:
-    samples = derived.get("samples")
-    if not isinstance(samples, int):
-        return None
-    parts = [f"{count(samples)} samples"]
+def _data(derived: Derived) -> str:
+    parts = [f"{count(derived.samples)} samples"]
     for name in ("images", "videos", "frames", "tokens", "supervised_tokens"):
-        if isinstance(number := derived.get(name), int) and number:
+        if number := getattr(derived, name):
             parts.append(f"{count(number)} {name.replace('_', ' ')}")
-    epochs = derived.get("epochs")
-    passes = (
-        f", each seen {epochs:,.4g} times" if isinstance(epochs, int | float) and epochs != 1 else ", each seen once"
-    )
-    return ", ".join(parts) + (passes if epochs is not None else "")
+    seen = f", each seen {derived.epochs:,.4g} times" if derived.epochs != 1 else ", each seen once"
+    return ", ".join(parts) + (seen if derived.epochs > 0 else "")
 
 
-def _rates(derived: Derived) -> str | None:
+def _rates(course: Course) -> str | None:
     parts: dict[float, list[str]] = {}
-    for part in _PARTS:
-        if isinstance(value := derived.get(f"course.rates.{part}"), int | float):
-            parts.setdefault(float(value), []).append(part)
+    for part, value in course.rates.items():
+        parts.setdefault(value, []).append(shown(part, 80))
     if not parts:
         return None
     rates = (
@@ -236,46 +239,41 @@ def _rates(derived: Derived) -> str | None:
         if len(parts) == 1
         else ", ".join(f"{rate(value)} ({', '.join(names)})" for value, names in parts.items())
     )
-    warmup = derived.get("course.warmup_steps")
-    ramp = f"{count(warmup)} steps of warm-up" if isinstance(warmup, int) and warmup else "no warm-up"
-    return f"{rates}; {_text(derived.get('course.schedule'))} schedule, {ramp}"
+    ramp = f"{counted(course.warmup_steps, 'step')} of warm-up" if course.warmup_steps else "no warm-up"
+    return f"{rates}; {_text(course.schedule)} schedule, {ramp}"
 
 
-def _optimizer(derived: Derived) -> str | None:
-    if (name := _text(derived.get("course.optimizer"))) is None:
-        return None
-    decay, clip = (derived.get(f"course.{key}") for key in ("weight_decay", "max_grad_norm"))
-    clipped = f"gradients clipped at {clip:g}" if isinstance(clip, int | float) and clip else "gradients not clipped"
-    return f"{name}, weight decay {decay or 0:g}, {clipped}, in {_text(derived.get('course.precision'))}"
+def _optimizer(course: Course) -> str:
+    clip = course.max_grad_norm
+    clipped = f"gradients clipped at {clip:g}" if clip > 0 else "gradients not clipped"
+    decay = course.weight_decay if course.weight_decay > 0 else 0
+    return f"{_text(course.optimizer)}, weight decay {decay:g}, {clipped}, in {_text(course.precision)}"
 
 
-def _step(run: TrainingRun) -> str | None:
-    derived, mode = run.about.derived, run.about.mode
-    samples, length = derived.get("samples_per_step"), derived.get("packing_length")
-    if not isinstance(samples, int | float):
-        return None
-    packs = run.about.packs_per_step
-    if mode == "packed" and packs is not None and isinstance(length, int):
-        return f"{counted(packs, 'pack')} of up to {count(length)} tokens, about {count(samples)} samples"
-    return f"{count(samples)} samples, padded"
+def _step(run: TrainingRun, derived: Derived) -> str:
+    packs, samples = run.facts.packs_per_step, count(derived.samples_per_step)
+    if run.facts.mode == "packed" and packs is not None and derived.packing_length:
+        return f"{counted(packs, 'pack')} of up to {count(derived.packing_length)} tokens, about {samples} samples"
+    return f"{samples} samples, padded"
 
 
 def _circumstances(run: TrainingRun) -> Iterator[tuple[str, str]]:
-    other = run.about.other
-    when = [_text(other.get(name)) for name in ("began", "ended")]
+    facts = run.facts
+    when = [_text(facts.began), _text(facts.ended)]
     if when[0]:
         yield "When", " to ".join(time.replace("T", " ").replace("Z", " UTC") for time in when if time)
-    machine = [_text(other.get("host")), _text(run.about.derived.get("expected.gpu"))]
-    machine += [counted(run.about.world, "process", "processes")]
+    expected = facts.derived.expected if facts.derived is not None else None
+    machine = [_text(facts.invocation.host), _text(expected.gpu) if expected is not None else None]
+    machine += [counted(facts.world_size, "process", "processes")]
     yield "Where", ", ".join(part for part in machine if part)
-    planned = other.get("planned_in")
-    if isinstance(planned, str) and Path(planned).is_absolute() and len(planned) <= LONGEST:
+    planned = facts.invocation.planned_in
+    if planned is not None and Path(planned).is_absolute() and len(planned) <= LONGEST:
         yield PLANNED, Path(planned).as_uri()
-    if (command := _text(other.get("command"))) is not None:
+    if (command := _text(facts.invocation.command)) is not None:
         yield "Command", command
-    if (commit := _text(other.get("commit"))) is not None:
+    if (commit := _text(facts.commit)) is not None:
         yield "Git commit", commit
-    versions = [f"{name} {shown(other[f'versions.{name}'], 40)}" for name in _VERSIONS if f"versions.{name}" in other]
+    versions = [f"{name} {shown(facts.versions[name], 40)}" for name in _VERSIONS if name in facts.versions]
     if versions:
         yield "Versions", ", ".join(versions)
 

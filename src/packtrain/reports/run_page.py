@@ -1,4 +1,4 @@
-"""report.html of a training run: what was learned, how fast, what it cost; and several runs side by side."""
+"""report.html of a training run: its losses, how fast, what it cost; and several runs side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packtrain.core.artifacts import atomic_path
 from packtrain.core.errors import ConfigError
-from packtrain.core.numbers import formatted, gib, shown
+from packtrain.core.numbers import format_number, gib, shown
 from packtrain.reports.charts import BarSpan, share_bar, stacked_bar
 from packtrain.reports.html import render, yaml_lines
 from packtrain.reports.markdown import markdown_table
@@ -37,12 +37,12 @@ class RunRow:
 
 
 _EQUAL = (
-    RunRow(name="Loss in training", kind="loss", key="loss", equal=True),
-    RunRow(name="Loss in evaluation", kind="loss", key="eval_loss", equal=True),
+    RunRow(name="Training loss", kind="loss", key="loss", equal=True),
+    RunRow(name="Evaluation loss", kind="loss", key="eval_loss", equal=True),
     RunRow(name="Real tokens per second", kind="count", key="tokens_per_second", equal=True),
     RunRow(name="Speedup over the baseline", kind="times", key="speedup", equal=True),
-    RunRow(name="Time after warm-up", kind="elapsed", key="seconds", equal=True),
-    RunRow(name="Time to the loss that all runs reached", kind="elapsed", key="to_target", equal=True),
+    RunRow(name="Time, first step excluded", kind="elapsed", key="seconds", equal=True),
+    RunRow(name="Time to the lowest loss reached by every run", kind="elapsed", key="to_target", equal=True),
     RunRow(name="Optimizer steps", kind="count", key="steps", equal=True),
 )
 _WHOLE = (
@@ -51,8 +51,8 @@ _WHOLE = (
     RunRow(name="Last evaluation loss", kind="loss", key="eval_end", beyond=True),
     RunRow(name="Real tokens per second", kind="count", key="tokens_per_second", beyond=True),
     RunRow(name="Samples per second", kind="decimal", key="samples_per_second"),
-    RunRow(name="Time of training", kind="elapsed", key="seconds"),
-    RunRow(name="Of it, warm-up", kind="elapsed", key="warm_seconds"),
+    RunRow(name="Training time", kind="elapsed", key="seconds"),
+    RunRow(name="of which warm-up", kind="elapsed", key="warm_seconds"),
     RunRow(name="MFU", kind="percent", key="mfu"),
     RunRow(name="Padding", kind="percent", key="padding"),
     RunRow(name="Samples per step", kind="decimal", key="samples_per_step"),
@@ -130,7 +130,7 @@ def run_markdown(content: Content) -> str:
 def cell(content: Content, row: RunRow, at: int) -> str:
     """The value of a run in a row."""
     where = content["comparison"]["runs"][at] if row.equal else content["runs"][at]["summary"]
-    return formatted(row.kind, where[row.key])
+    return format_number(row.kind, where[row.key])
 
 
 def compared_rows(content: Content) -> list[RunRow]:
@@ -145,7 +145,7 @@ def _known(rows: Sequence[RunRow], content: Content) -> list[RunRow]:
         return []
     summaries = [run["summary"] for run in content["runs"]]
     where = both["runs"] if rows is _EQUAL and both else summaries
-    if all(run["about"]["world"] == 1 for run in content["runs"]):
+    if all(run["about"]["world_size"] == 1 for run in content["runs"]):
         rows = [row for row in rows if row.key != "spread"]
     even = both is not None and all(one["samples"] == both["samples"] for one in summaries)
     return [row for row in rows if any(one[row.key] is not None for one in where) and not (row.beyond and even)]
@@ -162,7 +162,7 @@ def _sections(runs: Sequence[TrainingRun], content: Content, charts: RunCharts) 
         ("warnings", "Warnings", True),
         ("ledger", "Ledger", True),
         ("config", "Config", bool(runs[0].config)),
-        ("paste", "To paste", True),
+        ("paste", "Markdown summary", True),
         ("notes", "Notes", True),
     )
     return [(anchor, name) for anchor, name, yes in there if yes]

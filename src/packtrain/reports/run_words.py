@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from packtrain.core.numbers import count, counted, decimal, elapsed, isolated, large, loss, percent, shown, times
-from packtrain.runs.run_summary import FEWEST, Comparison, Summary
+from packtrain.core.numbers import count, counted, decimal, elapsed, isolate, large, loss, percent, shown, times
+from packtrain.runs.run_folder import Origin, RunOutcome
+from packtrain.runs.run_summary import FEWEST, RunComparison, Summary
 from packtrain.runs.training_run import TrainingRun
 
 ALIKE = 0.03  # losses that are closer than this, relatively, are called the same
@@ -24,7 +25,7 @@ def run_labels(runs: Sequence[TrainingRun]) -> list[str]:
 
     Folders of one name are numbered.
     """
-    modes = [run.about.mode for run in runs]
+    modes = [run.facts.mode for run in runs]
     if len(runs) > 1 and None not in modes and len(set(modes)) == len(runs):
         return [shown(str(mode), 40).capitalize() for mode in modes]
     names = [shown(run.name, 40) for run in runs]
@@ -32,7 +33,7 @@ def run_labels(runs: Sequence[TrainingRun]) -> list[str]:
 
 
 def headline(
-    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
+    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: RunComparison | None
 ) -> str:
     """The one thing to know."""
     if both is not None:
@@ -49,7 +50,7 @@ def headline(
 
 
 def lead(
-    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: Comparison | None
+    runs: Sequence[TrainingRun], summaries: Sequence[Summary], labels: Sequence[str], both: RunComparison | None
 ) -> str:
     """The run in two or three sentences."""
     if both is not None:
@@ -62,9 +63,9 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
 
     `others`: settings that differ and affect the loss, apart from model, kernels and the samples of a step.
     """
-    kernels = [run.about.derived.get("attn_implementation") for run in runs]
+    kernels = [derived.attn_implementation if (derived := run.facts.derived) is not None else None for run in runs]
     named = _join_words(
-        [f"{isolated(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _short_names(labels), strict=True)]
+        [f"{isolate(str(kernel), 40)} in {name}" for kernel, name in zip(kernels, _short_names(labels), strict=True)]
     )
     kernel = f"other attention kernels ({named})" if len(set(kernels)) > 1 and all(kernels) else ""
     same, alike = same_steps(runs), _alike_steps(runs)
@@ -83,7 +84,7 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
         each = _join_words([f"{decimal(size)} {name}" for size, name in zip(sizes, _short_names(labels), strict=True)])
         uneven = min(sizes) > 0 and max(sizes) > _UNEVEN * min(sizes)
         reasons.append(f"how many samples make a step ({each})" if uneven else "which samples shared a step")
-    reasons += [f"what was set differently ({', '.join(isolated(name, 40) for name in others[:4])})"] if others else []
+    reasons += [f"what was set differently ({', '.join(isolate(name, 40) for name in others[:4])})"] if others else []
     reasons += [kernel] if kernel else []
     if same and not other_starts(runs) and not others:
         rounding = "The remaining difference of their losses is rounding: sums in another order"
@@ -96,7 +97,7 @@ def why_apart(runs: Sequence[TrainingRun], labels: Sequence[str], apart: float |
 
 def same_steps(runs: Sequence[TrainingRun]) -> bool:
     """Has every step the same samples in all runs? So it is with the same plan in the same order."""
-    orders = {run.about.other.get("fingerprints.schedule") for run in runs}
+    orders = {run.facts.fingerprints.get("schedule") for run in runs}
     return len(orders) == 1 and None not in orders
 
 
@@ -115,23 +116,20 @@ def other_starts(runs: Sequence[TrainingRun]) -> bool:
 
 def initial_weights(run: TrainingRun) -> str:
     """The weights that a run began from."""
-    about = run.about
-    name = isolated(about.model or "a model", 80)
-    if (origin := about.other.get("origin.run")) is not None:
-        samples_seen = about.other.get("origin.samples_seen")
-        after = f", trained on {count(samples_seen)} samples" if isinstance(samples_seen, int) else ""
-        weights = isolated(about.other.get("origin.weights") or "weights", 40)
-        return f"{weights} of the run {isolated(Path(str(origin)).name, 40)}{after}"
-    seed = about.other.get("origin.seed")
-    return name if seed is None else f"{name} (random weights, seed {shown(seed, 20)})"
+    name, origin = isolate(run.facts.model or "a model", 80), run.facts.origin or Origin()
+    if origin.run is not None:
+        after = f", trained on {count(origin.samples_seen)} samples" if origin.samples_seen is not None else ""
+        weights = isolate(origin.weights or "weights", 40)
+        return f"{weights} of the run {isolate(Path(origin.run).name, 40)}{after}"
+    return name if origin.seed is None else f"{name} (random weights, seed {origin.seed})"
 
 
 def end_text(run: TrainingRun) -> str:
     """How the run ended, or how far it is."""
-    step, steps = run.about.outcome.get("step"), run.about.outcome.get("steps")
-    step = max(len(run.steps), step if isinstance(step, int) else 0)
-    where = f"step {count(step)} of {count(steps)}" if isinstance(steps, int) and steps else f"step {count(step)}"
-    again = f"packtrain train --resume {isolated(run.folder, 200)}"
+    outcome = run.facts.outcome or RunOutcome(status=run.status)
+    step = count(max(len(run.steps), outcome.step))
+    where = f"step {step} of {count(outcome.steps)}" if outcome.steps else f"step {step}"
+    again = f"packtrain train --resume {isolate(run.folder, 200)}"
     if run.is_training:
         return f"It is still training: {where}."
     if run.status in ("running", "started"):
@@ -140,9 +138,9 @@ def end_text(run: TrainingRun) -> str:
     if run.status == "interrupted":
         return f"It was interrupted at {where}; {again} continues it."
     if run.status == "failed":
-        why = shown(run.about.outcome.get("detail") or "", 200)
+        why = shown(outcome.detail, 200)
         return f"It failed at {where}{f': {why}' if why else ''}."
-    return _ENDED.get(run.status) or f"It says of itself: {isolated(run.status, 120)}."
+    return _ENDED.get(run.status) or f"It says of itself: {isolate(run.status, 120)}."
 
 
 def _falling(run: TrainingRun, one: Summary) -> str:
@@ -153,8 +151,8 @@ def _falling(run: TrainingRun, one: Summary) -> str:
 
 
 def _training_sentence(run: TrainingRun, one: Summary) -> str:
-    mode = f" {run.about.mode}" if run.about.mode in ("packed", "padded") else ""
-    words = f"{isolated(run.about.model or 'A model', 80)}, trained{mode}"
+    mode = f" {run.facts.mode}" if run.facts.mode in ("packed", "padded") else ""
+    words = f"{isolate(run.facts.model or 'A model', 80)}, trained{mode}"
     if one.steps:
         words += f" for {counted(one.steps, 'step')}: {count(one.samples or 0)} samples"
         words += f", {large(one.tokens or 0)} real tokens" if one.tokens else ""
@@ -162,39 +160,39 @@ def _training_sentence(run: TrainingRun, one: Summary) -> str:
     return words + "."
 
 
-def same_loss(both: Comparison) -> bool:
+def same_loss(both: RunComparison) -> bool:
     """May the losses be called the same?"""
     return both.enough and both.apart is not None and both.apart <= ALIKE
 
 
-def too_few(labels: Sequence[str], both: Comparison) -> str:
+def too_few(labels: Sequence[str], both: RunComparison) -> str:
     """Why speeds are not compared, or nothing where they are."""
     if both.enough:
         return ""
     have = [
         f"{name} has {counted(one.steps, 'step')}" for name, one in zip(_short_names(labels), both.runs, strict=True)
     ]
-    needed = f"{FEWEST} of each after warm-up are needed to compare speed"
+    needed = f"{FEWEST} of each, first step excluded, are needed to compare speed"
     return f"In {count(both.samples)} samples {_join_words(have)}; {needed}"
 
 
-def _comparison_sentence(runs: Sequence[TrainingRun], both: Comparison, labels: Sequence[str]) -> str:
+def _comparison_sentence(runs: Sequence[TrainingRun], both: RunComparison, labels: Sequence[str]) -> str:
     subject, speed = labels[both.subject], both.runs[both.subject].speedup
     if both.apart is None:
         return "A loss is not a number"
     same = same_loss(both)
-    learned = "The same loss" if same else f"Losses {percent(both.apart)} apart"
-    learned += "" if both.enough else f" after {count(both.samples)} samples"
+    losses = "The same loss" if same else f"Losses {percent(both.apart)} apart"
+    losses += "" if both.enough else f" after {count(both.samples)} samples"
     if other_starts(runs):
-        learned += ", from different starting weights"
+        losses += ", from different starting weights"
     if speed is None:
-        return learned if both.enough else f"{learned}; too few steps to compare speed"
+        return losses if both.enough else f"{losses}; too few steps to compare speed"
     if 1 / _FASTER < speed < _FASTER:
-        return f"{learned}, equally fast"
-    return f"{learned}, {times(speed)} as fast" if same else f"{learned}; {subject} is {times(speed)} as fast"
+        return f"{losses}, equally fast"
+    return f"{losses}, {times(speed)} as fast" if same else f"{losses}; {subject} is {times(speed)} as fast"
 
 
-def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], both: Comparison) -> list[str]:
+def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], both: RunComparison) -> list[str]:
     names, sentences = _short_names(labels), []
     values = [one.eval_loss if both.evaluated else one.loss for one in both.runs]
     losses = [f"{loss(value)} {name}" for name, value in zip(names, values, strict=True) if value is not None]
@@ -207,7 +205,7 @@ def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], b
     sentences += [f"{few}."] if (few := too_few(labels, both)) else []
     spent = [f"{elapsed(one.seconds)} {name}" for name, one in zip(names, both.runs, strict=True) if one.seconds]
     if spent:
-        sentences.append(f"Training took {_join_words(spent)} after warm-up.")
+        sentences.append(f"Training took {_join_words(spent)}, first step excluded.")
     padding = [
         f"{percent(one.padding)} {name}" for name, one in zip(names, summaries, strict=True) if one.padding is not None
     ]
@@ -218,7 +216,7 @@ def _comparison_sentences(summaries: Sequence[Summary], labels: Sequence[str], b
 
 def _short_names(labels: Sequence[str]) -> list[str]:
     """Labels inside a sentence."""
-    return [label.lower() if label in ("Packed", "Padded") else isolated(label) for label in labels]
+    return [label.lower() if label in ("Packed", "Padded") else isolate(label) for label in labels]
 
 
 def _join_words(words: Sequence[str]) -> str:

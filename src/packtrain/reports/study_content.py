@@ -256,7 +256,7 @@ _WORDS = {
     "max": "Largest",
     "frames": "Video frames",
     "patches": "Vision patches",
-    "vision_tokens": "Media tokens",
+    "vision_tokens": "Vision tokens",
     "attention": "Attention work",
     "by_length": "By length",
     "random": "Random order",
@@ -293,7 +293,7 @@ class ComparedRow:
 
 SIMULATED = (
     Column(title="Packs", kind="count", name="packs"),
-    Column(title="Of the bound", kind="percent", name="of_bound"),
+    Column(title="Lower bound", kind="count", name="bound"),
     Column(title="Fill", kind="percent", name="fill"),
     Column(title="Samples packed", kind="count", name="samples_packed"),
     Column(title="Dropped", kind="count", name="samples_dropped", share="dropped_share"),
@@ -357,9 +357,9 @@ def padded_name(order: str, batch_size: int, kernels: str = "own") -> str:
     """A padded run in words.
 
     >>> padded_name("by_length", 4, "packs")
-    'Padded, by length, 4 per batch, kernels of packs'
+    "Padded, by length, 4 per batch, with packing's kernels"
     """
-    same = ", kernels of packs" if kernels == "packs" else ""
+    same = ", with packing's kernels" if kernels == "packs" else ""
     return f"Padded, {words(order).lower()}, {count(batch_size)} per batch{same}"
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packtrain.core.artifacts import atomic_path, leftovers, read_json, write_json
+from packtrain.core.artifacts import atomic_path, leftovers, work_folder, write_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.planning.study_values import Study
 from packtrain.reports.markdown import comparison_text, memory_text, summary_text
@@ -45,12 +43,12 @@ FILES = (
 def write_study(study: Study, samples: Iterable[SampleChunk], out: Path, *, overwrite: bool = False) -> dict[str, Path]:
     """Write every rendering of a study into a folder, and say where each is.
 
-    An earlier study there is replaced when everything has been rendered. A folder that holds anything else is refused
-    unless `overwrite` is given, and even then nothing is deleted that has another name.
+    A folder that holds anything is refused unless `overwrite` is given. Then an earlier study is replaced once
+    everything is rendered, and nothing is deleted that has another name.
     """
     out = Path(out)
     check_place(out, overwrite=overwrite)
-    with _staging(out) as stage:
+    with work_folder(out / "study", only_writer=True) as stage:
         _render(study, samples, stage, out)
         for name in FILES:
             place = out / name
@@ -97,22 +95,8 @@ def _render(study: Study, samples: Iterable[SampleChunk], stage: Path, out: Path
             draw(study, path)
 
 
-@contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """A folder inside `out`, and so on the same disk, that is gone afterwards."""
-    out.mkdir(parents=True, exist_ok=True)
-    for left in leftovers(out, "study"):
-        shutil.rmtree(left, ignore_errors=True)
-    stage = out / f".study.{os.getpid()}.tmp"
-    stage.mkdir()
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
 def _refuse_others(out: Path) -> None:
-    """Only a new or empty folder, or one with an earlier study and nothing else, may be written into."""
+    """Only a new or empty folder may be written into."""
     if not out.is_dir():
         return
     left = leftovers(out, "study")
@@ -120,29 +104,14 @@ def _refuse_others(out: Path) -> None:
         path for path in sorted(out.rglob("*")) if not path.is_dir() and not any(one in path.parents for one in left)
     ]
     names = [path.relative_to(out).as_posix() for path in others]
-    foreign = [name for name in names if name not in FILES]
-    if not foreign and names:
-        foreign = [] if _is_study(out, names) else names
-    if foreign:
+    if names:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise ConfigError(
             str(out),
-            got="other files: "
-            + ", ".join(foreign[:5])
-            + (f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""),
-            expected="a new or empty folder, or one with an earlier study",
-            fix="choose another folder, or ask for overwriting; files with other names stay either way",
+            got=f"a study ({shown})" if set(names) >= set(FILES) else f"other files: {shown}",
+            expected="a new or empty folder",
+            fix="choose another folder, or add --overwrite; files with other names stay either way",
         )
-
-
-def _is_study(out: Path, names: list[str]) -> bool:
-    """Does every JSON file say what it is? The first one of a study is always there."""
-    try:
-        for name in KINDS:
-            if name in names:
-                read_json(out / name, KINDS[name], VERSION)
-    except ArtifactError:
-        return False
-    return next(iter(KINDS)) in names
 
 
 # ---- sample_stats.jsonl, written from chunks of columns: a dataset may have 100 million samples

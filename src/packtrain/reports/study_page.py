@@ -21,7 +21,7 @@ from packtrain.core.numbers import (
     times,
 )
 from packtrain.planning.study_values import PaddedRun, Simulation, Study
-from packtrain.predicting.memory import Part
+from packtrain.predicting.memory import MemoryPart
 from packtrain.reports.charts import (
     MOST_PACKS,
     BarSpan,
@@ -56,7 +56,13 @@ from packtrain.reports.study_content import (
 
 _SECTIONS = (
     *(("data", "Data"), ("sweep", "Sweep"), ("config", "Config"), ("padding", "Padding"), ("memory", "Memory")),
-    *(("trouble", "Trouble"), ("todo", "To do"), ("balance", "Balance"), ("packs", "Packs"), ("ledger", "Ledger")),
+    *(
+        ("trouble", "Troubleshooting"),
+        ("todo", "Next steps"),
+        ("balance", "Balance"),
+        ("packs", "Packs"),
+        ("ledger", "Ledger"),
+    ),
     *(("host", "Machine"), ("notes", "Notes")),
 )
 
@@ -139,7 +145,7 @@ def _charts(study: Study, colours: Mapping[str, str]) -> dict[str, object]:
     }
 
 
-def part_css(parts: Sequence[Part]) -> dict[str, str]:
+def part_css(parts: Sequence[MemoryPart]) -> dict[str, str]:
     """The colour of each part of the memory; the known ones always have the same."""
     return {
         part.name: f"m{_PARTS.index(part.name) if part.name in _PARTS else at % 10}" for at, part in enumerate(parts)
@@ -165,7 +171,12 @@ def _histogram(study: Study, name: str) -> Drawing:
 
 def histogram_title(study: Study, name: str) -> str:
     """The title of a histogram."""
-    return f"{words(name)} per sample{' that has any' if study.dataset.histograms[name].without_zeros else ''}"
+    return f"{words(name)} per sample{_only_those(study, name)}"
+
+
+def _only_those(study: Study, name: str) -> str:
+    """Where a histogram leaves out samples that have none."""
+    return f" (samples with {words(name).lower()})" if study.dataset.histograms[name].without_zeros else ""
 
 
 def histogram_marks(study: Study, name: str, *, all_of_them: bool = False) -> dict[str, float]:

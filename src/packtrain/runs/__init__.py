@@ -1,7 +1,8 @@
 """A training run as its folder tells it: metrics, early warnings, evaluations; several runs compared.
 
-The process that trains writes through `RunFolder` (run.json is a `RunFacts`) and `MetricsLog`. A run can be read
-at any time, also during training or after a crash: `read_run` gives a `TrainingRun`, `summarise_run` its numbers.
+The process that trains writes through `RunFolder` (run.json is a `RunFacts`, whose `Derived` numbers follow from config
+and data) and `MetricsLog`. A run can be read at any time, also during training or after a crash: `read_run` gives a
+`TrainingRun`, `summarise_run` its numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from packtrain.runs.derived import Derived as Derived
     from packtrain.runs.metrics_log import MetricsLog as MetricsLog
     from packtrain.runs.metrics_log import read_metrics as read_metrics
     from packtrain.runs.run_folder import Invocation as Invocation

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from packtrain.core.dataclass_json import as_count, lenient_from_json
 from packtrain.core.errors import ArtifactError
 from packtrain.runs.early_warnings import EarlyWarning
 from packtrain.runs.step_metrics import (
     EvalMetrics,
     StepMetrics,
-    eval_from_plain,
     named_numbers,
     numbers_of_names,
     step_from_plain,
@@ -38,12 +38,21 @@ _HEADER = {"kind": "metrics", "version": VERSION}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """The content of metrics.jsonl."""
+    """The content of metrics.jsonl, as far as it can be read.
 
-    steps: tuple[StepMetrics, ...] = ()
+    A step that was trained again after a crash counts as it was trained last.
+    """
+
+    lines: tuple[Mapping[str, object], ...] = ()  # of steps, in their order; they may lack some numbers
     evaluations: tuple[EvalMetrics, ...] = ()
     warnings: tuple[EarlyWarning, ...] = ()
     unreadable: int = 0  # finished lines that are no lines of ours
+
+    @property
+    def steps(self) -> tuple[StepMetrics, ...]:
+        """The steps that lack nothing."""
+        steps = map(_step, self.lines)
+        return tuple(step for step in steps if step is not None)
 
 
 class MetricsLog:
@@ -170,28 +179,49 @@ class MetricsLog:
 def read_metrics(path: str | Path) -> Metrics:
     """Its content now; while it is written, everything but the line in progress."""
     path = Path(path)
-    steps: list[StepMetrics] = []
-    evaluations: list[EvalMetrics] = []
+    lines = [line for _, line in _lines(path)]
+    if lines:
+        _check_version(path, _parse(lines[0]))
+    return parse_metrics(lines)
+
+
+def parse_metrics(lines: Iterable[bytes]) -> Metrics:
+    """Everything that lines of any version say; a last one that is not finished is passed over."""
+    steps: dict[int, Mapping[str, object]] = {}
+    evaluations: dict[int, EvalMetrics] = {}
     warnings: list[EarlyWarning] = []
     unreadable = 0
-    for number, (_, line) in enumerate(_lines(path)):
-        values = _parse(line)
-        if number == 0:
-            _check_version(path, values)
+    for values in parse_lines(lines):
+        step, kind = as_count(values.get("step")), values.get("kind", "step")
+        if kind == "metrics":
             continue
-        try:
-            kind = values["kind"]
-            if kind == "step":
-                steps.append(step_from_plain(numbers_of_names(values)))
-            elif kind == "eval":
-                evaluations.append(eval_from_plain(numbers_of_names(values)))
-            elif kind == "warning":
-                warnings.append(_warning(values))
-            else:
-                unreadable += 1
-        except (KeyError, TypeError):
+        if step is None:
             unreadable += 1
-    return Metrics(steps=tuple(steps), evaluations=tuple(evaluations), warnings=tuple(warnings), unreadable=unreadable)
+        elif kind == "step" and as_count(values.get("samples_seen")) is not None:
+            steps[step] = values
+        elif kind == "eval":
+            evaluations[step] = lenient_from_json(EvalMetrics, values)
+        elif kind == "warning":
+            warnings.append(lenient_from_json(EarlyWarning, {**values, "kind": values.get("warning")}))
+        else:
+            unreadable += 1
+    return Metrics(
+        lines=tuple(steps[step] for step in sorted(steps)),
+        evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
+        warnings=tuple(warnings),
+        unreadable=unreadable,
+    )
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
+    """The objects of JSON lines; empty ones in place of those that are none.
+
+    A last line that is not finished belongs to a writer that is still at work.
+    """
+    for line in lines:
+        values = _parse(line)
+        if values or (line.endswith(b"\n") and line.strip()):
+            yield values
 
 
 def _kept_length(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetrics | None]:
@@ -205,9 +235,7 @@ def _kept_length(path: Path, step: int, evaluated: bool) -> tuple[int, StepMetri
         if isinstance(at, int) and (at > step or (at == step and values.get("kind") == "eval" and not evaluated)):
             break
         if values.get("kind") == "step":
-            # A line that cannot be read stays where it is: readers pass it over.
-            with suppress(KeyError, TypeError):
-                last = step_from_plain(numbers_of_names(values))
+            last = _step(values) or last  # a line that cannot be read stays where it is: readers pass it over
         kept = end
     return kept, last
 
@@ -229,7 +257,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _parse(line: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:  # also bytes that are no text
+    except (ValueError, RecursionError):  # also bytes that are no text
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -244,8 +272,11 @@ def _check_version(path: Path, values: Mapping[str, Any]) -> None:
         )
 
 
-def _warning(values: Mapping[str, Any]) -> EarlyWarning:
-    return EarlyWarning(kind=values["warning"], step=values["step"], message=values["message"], advice=values["advice"])
+def _step(values: Mapping[str, object]) -> StepMetrics | None:
+    try:
+        return step_from_plain(numbers_of_names(values))
+    except (KeyError, TypeError):
+        return None
 
 
 def _line(values: Mapping[str, Any]) -> bytes:

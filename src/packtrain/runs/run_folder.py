@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -27,10 +27,12 @@ import yaml
 
 import packtrain
 from packtrain.core.artifacts import alone, atomic_path, read_json, refuse_links, write_json
+from packtrain.core.dataclass_json import lenient_from_json
 from packtrain.core.errors import ArtifactError, ConfigError
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
 from packtrain.records.yaml_text import Dumper
+from packtrain.runs.derived import Derived
 
 RUN, CONFIG, LEDGER, DELIVERY, FINAL = "run.json", "run.yaml", "ledger.jsonl", "delivery.jsonl", "final"
 KIND, VERSION = "run", 1
@@ -56,19 +58,12 @@ class RunOutcome:
     detail: str = ""
 
     def plain(self) -> dict[str, str | int | float | None]:
-        """For run.json; numbers that are not finite become words."""
-        return {name: _finite(getattr(self, name)) for name in self.__slots__}
+        """For run.json; numbers that are not finite become words.
 
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> RunOutcome:
-        """Read the outcome as run.json has it.
-
-        >>> RunOutcome.of(RunOutcome(status="complete", loss=float("inf")).plain()).loss
+        >>> lenient_from_json(RunOutcome, RunOutcome(status="complete", loss=float("inf")).plain()).loss
         inf
         """
-        numbers = ("loss", "eval_loss", "tokens_per_second", "seconds")
-        values = {name: value for name, value in plain.items() if name in cls.__slots__}
-        return cls(**values | {name: float(values[name]) for name in numbers if isinstance(values.get(name), str)})
+        return {name: _finite(getattr(self, name)) for name in self.__slots__}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,55 +79,67 @@ class Invocation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """The weights that a run starts from: those of another run, or random ones of a tiny model."""
+
+    run: str | None = None
+    weights: str | None = None  # their folder in that run
+    model: str | None = None  # that the other run started from
+    step: int | None = None  # how far it was
+    samples_seen: int | None = None
+    seed: int | None = None  # of random weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """Everything that run.json says but for versions and times; what an older run does not say is empty."""
+    """Everything that run.json says; what an older run does not say is empty."""
 
     title: str | None = None
     model: str | None = None
-    origin: Mapping[str, Any] | None = None  # see `origin` of a run's folder
+    origin: Origin | None = None  # None: of no run of ours
     families: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # registered by modules of the user's
     mode: str | None = None  # packed or padded
     plan: str | None = None
     cost_table: str | None = None
     planned_epochs: int | None = None
     packs_per_step: int | None = None
-    rows_per_batch: int | None = None
-    seed: int | None = None
-    balance: str | None = None
-    world: int | None = None
+    rows_per_batch: int = 1
+    seed: int = 0
+    balance: str = "sorted"
+    world_size: int = 1
     fingerprints: Mapping[str, str | None] = field(default_factory=dict)
     measured: Mapping[str, Any] | None = None  # what the data are known by, to be compared when it is resumed
     evaluated: Mapping[str, Any] | None = None  # the same of evaluation data
     frozen: Mapping[str, str] = field(default_factory=dict)  # checksums of the weights under adapters
-    derived: Mapping[str, Any] = field(default_factory=dict)  # numbers for people and pages
+    derived: Derived | None = None
     notes: tuple[str, ...] = ()
     prepared: tuple[str, ...] = ()
     invocation: Invocation = field(default_factory=Invocation)
     outcome: RunOutcome | None = None
     began: str | None = None  # of the run, whose processes may be several
     ended: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
 
     @property
     def status(self) -> str:
         """How it ended; `started` where it has not recorded that."""
-        return self.outcome.status if self.outcome is not None else "started"
+        return (self.outcome.status if self.outcome is not None else "") or "started"
 
     def to_json(self) -> dict[str, Any]:
         """The content of run.json."""
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "invocation"}
         outcome = self.outcome.plain() if self.outcome is not None else None
-        values = {**plain, **asdict(self.invocation), "outcome": outcome}
-        later = ("outcome", "began", "ended")
+        derived = asdict(self.derived) if self.derived is not None else None
+        came_from = {} if self.origin is None else {k: v for k, v in asdict(self.origin).items() if v is not None}
+        values = {**plain, **asdict(self.invocation), "origin": came_from, "derived": derived, "outcome": outcome}
+        later = ("derived", "outcome", "began", "ended")
         return {name: value for name, value in values.items() if value is not None or name not in later}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> RunFacts:
-        """From the content of run.json."""
-        own, started = ({one.name for one in fields(kind)} & body.keys() for kind in (cls, Invocation))
-        values = {name: body[name] for name in own}
-        if (outcome := body.get("outcome")) is not None:
-            values["outcome"] = RunOutcome.of({"status": "started", **outcome})
-        return cls(**values, invocation=Invocation(**{name: body[name] for name in started}))
+        """From the content of run.json, as far as it can be read."""
+        return lenient_from_json(cls, {**body, "invocation": body})
 
 
 def _finite(value: Any) -> Any:
@@ -251,10 +258,10 @@ class RunFolder:
         write_json(self.path / RUN, KIND, VERSION, without_secrets(json.loads(json.dumps(body, default=str))))
 
 
-def origin(model: str, seed: int) -> dict[str, Any] | None:
+def origin(model: str, seed: int) -> Origin | None:
     """The run whose weights a model folder holds, or the seed that a tiny model is drawn from; else None."""
     if model.startswith(PREFIX):
-        return {"seed": seed}
+        return Origin(seed=seed)
     weights = Path(model).expanduser().absolute()
     if not (weights.parent / RUN).is_file():
         return None
@@ -263,8 +270,8 @@ def origin(model: str, seed: int) -> dict[str, Any] | None:
     except ArtifactError:
         return None
     ended = facts.outcome if weights.name == FINAL else None
-    progress = {} if ended is None else {"step": ended.step, "samples_seen": ended.samples_seen}
-    return {"run": str(weights.parent), "weights": weights.name, "model": facts.model, **progress}
+    run = Origin(run=str(weights.parent), weights=weights.name, model=facts.model)
+    return run if ended is None else replace(run, step=ended.step, samples_seen=ended.samples_seen)
 
 
 def versions() -> dict[str, str]:

@@ -64,7 +64,7 @@ class AtEqualSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class RunComparison:
     """Runs side by side; positions are those of the list of runs."""
 
     samples: float  # seen by every run
@@ -122,18 +122,18 @@ def summarise_run(run: TrainingRun, window: float | None = None) -> Summary:
     )
 
 
-def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
+def compare_runs(runs: Sequence[TrainingRun]) -> RunComparison | None:
     """Runs at as many samples as the shortest of them has seen; None where one has seen none."""
     samples_seen = [_last(run.steps["samples_seen"]) or 0.0 for run in runs]
     if len(runs) < 2 or min(samples_seen) <= 0:
         return None
     samples = min(samples_seen)
     window = max(loss_window(run.steps, samples) for run in runs)
-    losses = [_at_samples(run.steps, smooth_loss(run.steps, window), samples) for run in runs]
+    losses = [along(run.steps, samples, window) for run in runs]
     present = [loss for loss in losses if loss is not None]
     target = max(present) if len(present) == len(runs) else None
     times = [_at_samples(run.steps, run.steps.elapsed, samples) or None for run in runs]
-    baseline = next((at for at, run in enumerate(runs) if run.about.mode == "padded"), 0)
+    baseline = next((at for at, run in enumerate(runs) if run.facts.mode == "padded"), 0)
     judged = [_eval_loss_at(run, samples) for run in runs]
     evaluated = None not in judged
     reached = [int(np.searchsorted(run.steps["samples_seen"], samples * (1 - 1e-9)) + 1) for run in runs]
@@ -151,7 +151,7 @@ def compare_runs(runs: Sequence[TrainingRun]) -> Comparison | None:
         )
         for at, run in enumerate(runs)
     )
-    return Comparison(
+    return RunComparison(
         samples=samples,
         window=window,
         target=target,
@@ -174,8 +174,12 @@ def loss_window(steps: Steps, samples: float | None = None) -> float:
 
 
 def along(steps: Steps, samples: float, window: float) -> float | None:
-    """The mean loss over the last samples, at a number of samples seen."""
-    return _at_samples(steps, smooth_loss(steps, window), samples)
+    """The mean loss over the last samples, at a number of samples seen; None before the first step has ended."""
+    if not len(steps) or samples < steps["samples_seen"][0]:
+        return None
+    sums = _Sums(steps["samples_seen"], steps["loss"], steps["supervised_tokens"])
+    loss = _finite(float(sums.mean(np.array([samples - window]), sums.at(np.array([samples])))[0]))
+    return loss if loss is not None else _at_samples(steps, smooth_loss(steps, window), samples)
 
 
 def smooth_loss(steps: Steps, window: float) -> np.ndarray:
@@ -184,19 +188,38 @@ def smooth_loss(steps: Steps, window: float) -> np.ndarray:
 
 
 def trailing_mean(x: np.ndarray, y: np.ndarray, weights: np.ndarray, width: float) -> np.ndarray:
-    """The weighted mean over the last `width` along x, at each step; numbers that are not finite are left out.
+    """The weighted mean over exactly the last `width` along x, at each step; what is not finite is left out.
 
     >>> trailing_mean(np.array([1.0, 2, 3]), np.array([3.0, 1, 2]), np.ones(3), 2.0).tolist()
     [3.0, 2.0, 1.5]
     """
-    good = np.isfinite(y) & np.isfinite(weights) & (weights > 0)
-    weight = np.where(good, weights, 0.0)
-    sums = np.concatenate([[0.0], np.cumsum(weight * np.where(good, y, 0.0))])
-    totals = np.concatenate([[0.0], np.cumsum(weight)])
-    start = np.searchsorted(x, x - width * (1 - 1e-12), side="right")
-    stop = np.arange(1, len(x) + 1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((sums[stop] - sums[start]) / (totals[stop] - totals[start]))
+    sums = _Sums(x, y, weights)
+    return sums.mean(x - width, sums.after)
+
+
+class _Sums:
+    """Weighted sums along x, from its beginning: a step that is partly in a window counts by that part."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
+        good = np.isfinite(y) & np.isfinite(weights) & (weights > 0)
+        weight = np.where(good, weights, 0.0)
+        self._x = np.concatenate([[0.0], x])
+        self._sums = np.stack([np.cumsum([0.0, *part]) for part in (weight * np.where(good, y, 0.0), weight)])
+
+    @property
+    def after(self) -> np.ndarray:
+        """After each step."""
+        return self._sums[:, 1:]
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """Up to these places."""
+        return np.stack([np.interp(places, self._x, part) for part in self._sums])
+
+    def mean(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """From these places on, to where the sums are `ends`."""
+        total, weight = ends - self.at(starts)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.where(weight > 0, total / weight, np.nan))
 
 
 def drawn_loss(steps: Steps, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -221,11 +244,11 @@ def _padding(steps: Steps) -> float | None:
 
 
 def _eval_loss_at(run: TrainingRun, samples: float) -> float | None:
-    """The loss of the evaluation that is nearest to this many samples, if it is near."""
+    """The loss of the evaluation that is nearest to this many samples, if it is near and of every sample."""
     near = [
         one
         for one in run.evaluations
-        if abs(one.samples_seen - samples) <= _NEAR * samples and np.isfinite(one.eval_loss)
+        if abs(one.samples_seen - samples) <= _NEAR * samples and np.isfinite(one.eval_loss) and not one.eval_failures
     ]
     return min(near, key=lambda one: abs(one.samples_seen - samples)).eval_loss if near else None
 

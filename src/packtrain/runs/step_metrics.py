@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 Plain = str | int | float | None | list[float] | dict[str, float]  # what one value of a line can be
@@ -46,7 +46,7 @@ def _metric(
     over_ranks: Literal["sum", "min", "max"] | None = None,
     key: str | None = None,
     logged: bool = True,
-    default: Any = MISSING,
+    default: Any = None,
 ) -> Any:
     """A field of StepMetrics; `key` is its name in the log where that is not a Python identifier.
 
@@ -166,8 +166,8 @@ class StepMetrics:
     memory_limit: int | None = _metric(_MEMORY)
     samples_seen: int = _metric(_SEEN)
     tokens_seen: int = _metric(_SEEN)
-    predicted_seconds: float | None = _metric(_PREDICTED, over_ranks="max", default=None)
-    predicted_memory_bytes: int | None = _metric(_PREDICTED, over_ranks="max", default=None)
+    predicted_seconds: float | None = _metric(_PREDICTED, over_ranks="max")
+    predicted_memory_bytes: int | None = _metric(_PREDICTED, over_ranks="max")
 
     @property
     def slowest_rank(self) -> int:
@@ -240,19 +240,14 @@ def to_plain(metrics: StepMetrics | EvalMetrics) -> dict[str, Plain]:
 
 
 def step_from_plain(line: Mapping[str, object]) -> StepMetrics:
-    """The step that a line is about; KeyError where it is not one. Names of later versions are passed over."""
-    values: dict[str, Any] = {
-        name: line[one.name]
-        for name, one in METRICS.items()
-        if one.name in line or _DECLARED[name].default is MISSING  # earlier versions do not have all of them
-    }
-    return StepMetrics(**values | {"rank_seconds": tuple(values["rank_seconds"])})
+    """The step that a line is about; KeyError where it is not one.
 
-
-def eval_from_plain(line: Mapping[str, object]) -> EvalMetrics:
-    """The evaluation that a line is about; lines of earlier versions have no failures."""
-    values = {"eval_failures": 0, **line}
-    return EvalMetrics(**{one.name: values[one.name] for one in fields(EvalMetrics)})  # type: ignore[arg-type]
+    Names of later versions are passed over; what an earlier version did not write is None.
+    """
+    values: dict[str, Any] = {name: line.get(one.name, _DECLARED[name].default) for name, one in METRICS.items()}
+    values |= {name: line[name] for name in ("step", "samples_seen")}
+    rates, seconds = values[LEARNING_RATES] or {}, tuple(values["rank_seconds"] or ())
+    return StepMetrics(**values | {LEARNING_RATES: rates, "rank_seconds": seconds})
 
 
 def flat(metrics: StepMetrics) -> dict[str, float]:

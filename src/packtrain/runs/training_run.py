@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -18,12 +17,13 @@ from typing import BinaryIO
 import numpy as np
 
 from packtrain.core.artifacts import is_held, open_own
+from packtrain.core.dataclass_json import as_float
 from packtrain.core.errors import ConfigError, PathError
 from packtrain.core.numbers import counted
 from packtrain.runs.early_warnings import EarlyWarning
-from packtrain.runs.metrics_log import METRICS
-from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN
-from packtrain.runs.step_metrics import LEARNING_RATES, NOT_FINITE, STEP_KEYS, EvalMetrics
+from packtrain.runs.metrics_log import METRICS, parse_lines, parse_metrics
+from packtrain.runs.run_folder import CONFIG, LEDGER, LOCK, RUN, RunFacts
+from packtrain.runs.step_metrics import LEARNING_RATES, STEP_KEYS, EvalMetrics
 
 Scalar = str | int | float | bool | None
 
@@ -37,6 +37,17 @@ class Steps:
 
     columns: Mapping[str, np.ndarray]  # by the names of STEP_KEYS
     rates: Mapping[str, np.ndarray] = field(default_factory=dict)  # learning rates by part
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, object]]) -> Steps:
+        """From lines of metrics.jsonl."""
+        columns = {key: np.array([as_float(line.get(key)) for line in lines], np.float64) for key in STEP_KEYS}
+        given = [line.get(LEARNING_RATES) for line in lines]
+        rates = [by_part if isinstance(by_part, dict) else {} for by_part in given]
+        parts = dict.fromkeys(part for rate in rates for part in rate)
+        return cls(
+            columns=columns, rates={part: np.array([as_float(one.get(part)) for one in rates]) for part in parts}
+        )
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -79,34 +90,17 @@ class Steps:
         return np.cumsum(seconds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class About:
-    """The content of run.json; None for what is missing."""
-
-    model: str | None = None
-    mode: str | None = None  # packed or padded
-    plan: str | None = None
-    packs_per_step: int | None = None
-    rows_per_batch: int = 1
-    seed: int = 0
-    balance: str = "sorted"
-    world: int = 1
-    derived: Mapping[str, Scalar] = field(default_factory=dict)  # names of inner values are joined by dots
-    outcome: Mapping[str, Scalar] = field(default_factory=dict)
-    other: Mapping[str, Scalar] = field(default_factory=dict)
-    printed: tuple[str, ...] = ()  # what was printed before training: notes, what was reused and what was made
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingRun:
     """Everything a page shows of one run."""
 
     folder: Path
     name: str
-    about: About
+    facts: RunFacts
     steps: Steps
     evaluations: tuple[EvalMetrics, ...] = ()
     warnings: tuple[EarlyWarning, ...] = ()
+    recorded: Mapping[str, Scalar] = field(default_factory=dict)  # all of run.json; names of inner values have dots
     ledger: Mapping[str, int] = field(default_factory=dict)  # samples by stage and reason
     config: str = ""  # the text of run.yaml
     notes: tuple[str, ...] = ()  # what could not be read
@@ -125,10 +119,7 @@ class TrainingRun:
     @property
     def status(self) -> str:
         """How it ended, as far as it is known."""
-        recorded = self.about.outcome.get("status")
-        if recorded:
-            return str(recorded)
-        return "started" if len(self.steps) else "not started"
+        return "not started" if self.facts.status == "started" and not len(self.steps) else self.facts.status
 
 
 # ---- reading
@@ -139,16 +130,19 @@ def read_run(folder: str | Path) -> TrainingRun:
     folder = Path(folder)
     _check(folder)
     notes: list[str] = []
-    facts = _object(folder / RUN, notes)
-    title = facts.get("title")
-    steps, evaluations, warnings = _metrics(folder / METRICS, notes)
+    body = _object(folder / RUN, notes)
+    facts = RunFacts.from_json(body)
+    with _open(folder / METRICS, notes) as file:
+        metrics = parse_metrics(file)
+    _note_unreadable(METRICS, metrics.unreadable, notes)
     return TrainingRun(
         folder=folder,
-        name=(title.strip() if isinstance(title, str) else "") or folder.resolve().name or str(folder),
-        about=_about(facts),
-        steps=steps,
-        evaluations=evaluations,
-        warnings=warnings,
+        name=(facts.title or "").strip() or folder.resolve().name or str(folder),
+        facts=facts,
+        steps=Steps.of(metrics.lines),
+        evaluations=metrics.evaluations,
+        warnings=metrics.warnings,
+        recorded=_flat(body),
         ledger=_ledger(folder / LEDGER, notes),
         config=_text(folder / CONFIG, notes)[:_LONGEST],
         notes=tuple(notes),
@@ -199,95 +193,9 @@ def _object(path: Path, notes: list[str]) -> Mapping[str, object]:
     return value
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[Mapping[str, object]]:
-    """The objects of a file of lines. A last line that is not finished belongs to a writer that is still at work."""
-    broken = 0
-    with _open(path, notes) as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                broken += line.endswith(b"\n") and bool(line.strip())
-                continue
-            if isinstance(value, dict):
-                yield value
-            else:
-                broken += 1
-    if broken:
-        notes.append(f"{counted(broken, 'unreadable line')} of {path.name} left out.")
-
-
-def _metrics(path: Path, notes: list[str]) -> tuple[Steps, tuple[EvalMetrics, ...], tuple[EarlyWarning, ...]]:
-    steps: dict[int, Mapping[str, object]] = {}
-    evaluations: dict[int, EvalMetrics] = {}
-    warnings: list[EarlyWarning] = []
-    for line in _lines(path, notes):
-        step, kind = _whole(line.get("step")), line.get("kind", "step")
-        if step is None:
-            continue  # the first line, which says the format's version
-        if kind == "step":
-            steps[step] = line  # a step that was trained again after a crash counts as it was trained last
-        elif kind == "eval":
-            loss, epoch = (_number(line.get(key)) for key in ("eval_loss", "epoch"))
-            samples = _whole(line.get("samples_seen")) or 0
-            evaluations[step] = EvalMetrics(step=step, epoch=epoch, eval_loss=loss, samples_seen=samples)
-        elif kind == "warning":
-            of, finding, advice = (str(line.get(key, "")) for key in ("warning", "message", "advice"))
-            warnings.append(EarlyWarning(step=step, kind=of, message=finding, advice=advice))
-    ordered = [steps[step] for step in sorted(steps)]
-    whole = [line for line in ordered if _whole(line.get("samples_seen")) is not None]
-    if len(whole) < len(ordered):
-        without = counted(len(ordered) - len(whole), "step")
-        notes.append(f"{without} of {path.name} without samples_seen left out.")
-    return _columns(whole), tuple(evaluations[step] for step in sorted(evaluations)), tuple(warnings)
-
-
-def _columns(lines: list[Mapping[str, object]]) -> Steps:
-    columns = {key: np.array([_number(line.get(key)) for line in lines], np.float64) for key in STEP_KEYS}
-    rates = [by_group if isinstance(by_group := line.get(LEARNING_RATES), dict) else {} for line in lines]
-    parts = dict.fromkeys(part for rate in rates for part in rate)
-    return Steps(columns=columns, rates={part: np.array([_number(rate.get(part)) for rate in rates]) for part in parts})
-
-
-def _number(value: object) -> float:
-    """A number as metrics.jsonl has it; those that JSON has no sign for are strings."""
-    if isinstance(value, bool) or value is None:
-        return math.nan
-    if isinstance(value, int | float):
-        return float(value) if abs(value) < 1e300 else math.inf if value > 0 else -math.inf
-    return NOT_FINITE.get(value, math.nan) if isinstance(value, str) else math.nan
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
-
-
-def _about(facts: Mapping[str, object]) -> About:
-    own = ("title", "model", "mode", "plan", "packs_per_step", "rows_per_batch", "seed", "balance", "world")
-    # What the user's config said is in run.yaml too, resolved; what was measured, and weights, are for resuming.
-    apart = ("derived", "outcome", "notes", "prepared", "written", "measured", "frozen", "kind", "version")
-    return About(
-        model=_string(facts.get("model")),
-        mode=_string(facts.get("mode")),
-        plan=_string(facts.get("plan")),
-        packs_per_step=_whole(facts.get("packs_per_step")),
-        rows_per_batch=_whole(facts.get("rows_per_batch")) or 1,
-        seed=_whole(facts.get("seed")) or 0,
-        balance=_string(facts.get("balance")) or "sorted",
-        world=_whole(facts.get("world")) or 1,
-        derived=_flat(facts.get("derived")),
-        outcome=_flat(facts.get("outcome")),
-        other=_flat({key: value for key, value in facts.items() if key not in (*own, *apart)}),
-        printed=tuple(str(line) for key in ("prepared", "notes") for line in _list(facts.get(key))),
-    )
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _string(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+def _note_unreadable(name: str, count: int, notes: list[str]) -> None:
+    if count:
+        notes.append(f"{counted(count, 'unreadable line')} of {name} left out.")
 
 
 def _flat(value: object, path: str = "") -> dict[str, Scalar]:
@@ -309,5 +217,8 @@ def _flat(value: object, path: str = "") -> dict[str, Scalar]:
 def _ledger(path: Path, notes: list[str]) -> dict[str, int]:
     if not path.exists():
         return {}
-    counts = Counter(f"{line.get('stage', '?')}: {line.get('reason', '?')}" for line in _lines(path, notes))
+    with _open(path, notes) as file:
+        entries = list(parse_lines(file))
+    counts = Counter(f"{entry.get('stage', '?')}: {entry.get('reason', '?')}" for entry in entries if entry)
+    _note_unreadable(path.name, len(entries) - counts.total(), notes)
     return dict(counts.most_common())

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from packtrain.core.artifacts import free_bytes, read_json, refuse_links, share_files, sync, write_json
+from packtrain.core.artifacts import free_bytes, read_json, refuse_links, remove_folder, share_files, sync, write_json
 from packtrain.core.checksums import FileSum
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.core.numbers import counted
@@ -45,9 +45,9 @@ _LEFT = re.compile(r"\.checkpoint-\d+\.(saving|removing)")
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
-_FACTS: Mapping[str, type] = {"step": int, "world": int, "resumable": bool}
+_FACTS: Mapping[str, type] = {"step": int, "world_size": int, "resumable": bool}
 
-Part = Callable[[Path], None]  # writes one part of a checkpoint into its folder
+WritePart = Callable[[Path], None]  # writes one part of a checkpoint into its folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    world: int  # ranks that wrote it
+    world_size: int  # ranks that wrote it
     resumable: bool  # it has more than weights
     files: Mapping[str, FileSum]
     passed_over: tuple[str, ...] = ()  # newer ones of its folder that cannot be used, and why
@@ -168,14 +168,14 @@ class CheckpointFolder:
         return self.folder / f"checkpoint-{step}"
 
     def save(
-        self, step: int, parts: Sequence[Part], *, needed: int, resumable: bool = True, best: Path | None = None
+        self, step: int, parts: Sequence[WritePart], *, needed: int, resumable: bool = True, best: Path | None = None
     ) -> Path:
         """Write a checkpoint part by part; after each all ranks know whether all of them could.
 
         `needed` is about how many bytes that will be. Afterwards the oldest beyond the limit are removed, but neither
         the newest nor the best; and of those set aside what the run has caught up with.
         """
-        saving = self._hidden(step, "saving")
+        saving = self.folder / f".checkpoint-{step}.saving"
         self._part(saving, needed, lambda: self._begin(saving, needed))
         for part in parts:
             self._part(saving, needed, lambda part=part: part(saving))  # type: ignore[misc]
@@ -257,13 +257,13 @@ class CheckpointFolder:
         sums.require()
         share_files(saving)
         files = {name: one.plain() for name, one in sums.files.items()}
-        facts = {"step": step, "world": world_size(), "resumable": resumable, "files": files}
+        facts = {"step": step, "world_size": world_size(), "resumable": resumable, "files": files}
         write_json(saving / MARKER, KIND, VERSION, facts, checked=True)
         for path in (*saving.rglob("*"), saving):
             sync(path)
         final = self.path(step)
         if final.exists():  # of a run that was resumed from before it
-            self._remove(final)
+            remove_folder(final, ignore_errors=True)
         os.rename(saving, final)
         sync(self.folder)
 
@@ -277,7 +277,7 @@ class CheckpointFolder:
             return
         spare = len(paths) - max(self.limit, len(keep & set(paths)))
         for path in [path for path in paths if path not in keep][: max(0, spare)]:
-            self._remove(path)
+            remove_folder(path, ignore_errors=True)
 
     def _remove_overtaken(self, step: int) -> None:
         """Remove what was set aside up to this step, and of what remains the oldest beyond the limit."""
@@ -290,16 +290,6 @@ class CheckpointFolder:
         kept = later[-self.limit :] if self.limit is not None and self.limit > 0 else later
         for _, _, path in set(aside) - set(kept):
             shutil.rmtree(path, ignore_errors=True)  # on a shared disk another machine may do it too
-
-    def _remove(self, path: Path) -> None:
-        """Under another name first: what is half deleted must not look like a checkpoint."""
-        hidden = self._hidden(int(_step_in(path.name)), "removing")
-        shutil.rmtree(hidden, ignore_errors=True)
-        os.rename(path, hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
-
-    def _hidden(self, step: int, what: str) -> Path:
-        return self.folder / f".checkpoint-{step}.{what}"
 
 
 def bytes_to_save(model: Any, optimizer: Any, *, only_trained: bool) -> int:

@@ -19,7 +19,7 @@ import torch
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from packtrain.core.errors import ConfigError
-from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, refused_arguments
+from packtrain.delivery.trainers.refused_arguments import OWN_LOSS, REFUSED_OPTIONS, refused_arguments
 
 
 class HFTrainer(Trainer):
@@ -227,19 +227,13 @@ class HFTrainer(Trainer):
 
 # ---- arguments that are refused, beside those that contradict a schedule
 
-_OPTIONS = {
-    "compute_metrics": "there are no logits, only a loss",
-    "preprocess_logits_for_metrics": "there are no logits, only a loss",
-    "model_init": "pass a model prepared for packs",
-}
-
 
 def refuse_arguments(
     args: TrainingArguments, *, options: dict[str, Any], weighting: str = "token", packing: bool = True
 ) -> None:
     """All of them at once. `weighting` is that of the loss over tokens; `packing`: rows hold several samples."""
     problems = refused_arguments(args, "trainer", packing=packing)
-    problems += [f"{name}: {why}" for name, why in _OPTIONS.items() if options.get(name) is not None]
+    problems += [f"{name}: {why}" for name, why in REFUSED_OPTIONS.items() if options.get(name) is not None]
     if options.get("compute_loss_func") is not None and weighting != "token":
         problems.append(
             f"compute_loss_func with loss_weighting {weighting!r}: a custom loss does not get the weights, yet would "

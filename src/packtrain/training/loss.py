@@ -49,7 +49,7 @@ class ChunkedTokenLoss:
 
     def total(self, model: Any, inputs: Batch, targets: Targets | None) -> tuple[Tensor, Any]:
         targets = targets if targets is not None else self.targets(inputs)
-        with self._loss.taking(targets):
+        with self._loss.using(targets):
             outputs = model(**inputs)
         return outputs["loss"], outputs
 
@@ -101,7 +101,7 @@ def batch_weight(info: BatchInfo) -> float:
     return info.loss_total
 
 
-class StepReach:
+class StepTotals:
     """Totals of a step's batches on all ranks. The host reads them without waiting for what is computed later."""
 
     def __init__(self, batches: Sequence[Any], device: torch.device) -> None:
@@ -135,7 +135,7 @@ class StepReach:
         return float(self._host[place])
 
 
-def leave_alone(model: Any, *, everything: bool) -> None:
+def clear_unused_grads(model: Any, *, everything: bool) -> None:
     """Take away the gradients of all parameters, or of those that only media reach: an optimizer passes them over.
 
     On several ranks every parameter gets a gradient in every step, of zero where no batch reaches it, so that

@@ -37,11 +37,11 @@ AT_ONCE = 100_000_000  # numbers whose gradients are fp32 at the same time, wher
 WORTH_A_KERNEL = 2**16  # numbers of a weight; smaller ones take torch's way, all at once
 _KNOWN = ("torch", "transformers")  # packages whose optimizers step fp32 tensors, whatever the model is
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-Group = Mapping[str, Any]  # of an optimizer's parameters, with its options
+ParameterGroup = Mapping[str, Any]  # of an optimizer's parameters, with its options
 
 
 def make_optimizer(
-    kind: type[Optimizer], groups: Sequence[Group], options: Mapping[str, Any], *, masters: bool | None = None
+    kind: type[Optimizer], groups: Sequence[ParameterGroup], options: Mapping[str, Any], *, masters: bool | None = None
 ) -> Optimizer:
     """An optimizer of this kind, with masters where any of its weights are in half precision.
 
@@ -121,7 +121,7 @@ class MasterWeights(Optimizer):
         self._show()
         return loss
 
-    def _step_in_one_pass(self, group: Group, weights: Sequence[Tensor]) -> list[Tensor]:
+    def _step_in_one_pass(self, group: ParameterGroup, weights: Sequence[Tensor]) -> list[Tensor]:
         """Step those that a kernel of ours can, and return the others.
 
         In its first step a weight is one of the others: the wrapped optimizer makes its states.
@@ -148,7 +148,7 @@ class MasterWeights(Optimizer):
             step_all([one for one in done.values() if one.place == place], rates)
         return [weight for weight in weights if weight not in done]
 
-    def _step_part(self, group: Group, weights: Sequence[Tensor]) -> None:
+    def _step_part(self, group: ParameterGroup, weights: Sequence[Tensor]) -> None:
         if any(weight.grad.is_sparse for weight in weights if weight.grad is not None):
             raise ConfigError(
                 "training.master_weights",
@@ -168,7 +168,7 @@ class MasterWeights(Optimizer):
         for _, master in half:
             master.grad = None
 
-    def _options(self, group: Group, masters: Sequence[Tensor]) -> dict[str, Any]:
+    def _options(self, group: ParameterGroup, masters: Sequence[Tensor]) -> dict[str, Any]:
         return {**self._inner.defaults, **group, "params": list(masters)}
 
     def _follow_groups(self) -> None:
@@ -259,7 +259,7 @@ def _restore_master(weight: Tensor, saved: Tensor | None) -> Tensor:
     return weight.copy_(saved)
 
 
-def _has_kernel(optimizer: Optimizer, group: Group) -> bool:
+def _has_kernel(optimizer: Optimizer, group: ParameterGroup) -> bool:
     """Is this AdamW as it is by default, asked to be fused?"""
     plain = type(optimizer) is torch.optim.AdamW and bool(group.get("fused")) and isinstance(group["lr"], float)
     return plain and not group["amsgrad"] and not group["maximize"] and find_spec("triton") is not None
@@ -284,7 +284,7 @@ def _fit_kernel(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _in_groups(groups: Sequence[Group]) -> list[Any]:
+def _in_groups(groups: Sequence[ParameterGroup]) -> list[Any]:
     """The members of all groups, in order: parameters, or their names in a saved state."""
     return list(chain.from_iterable(group["params"] for group in groups))
 

@@ -35,10 +35,10 @@ _COUNTED = tuple(one.name for one in fields(BatchInfo) if one.name in SUMMED and
 class Meter:
     """Measures steps; this one measures nothing. `StepMeter` is one, and users may have others."""
 
-    def attend(self, model: nn.Module, device: torch.device | None = None) -> None:
+    def attach(self, model: nn.Module, device: torch.device | None = None) -> None:
         """Training begins."""
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Training is over."""
 
     def begin(self) -> None:
@@ -70,14 +70,14 @@ class StepMeter(Meter):
     """One rank's meter. `capacity`: tokens that a pack can hold; without it fill is the share that is no padding.
 
     `model` counts FLOPs, and predicts time and memory where it knows the GPU. `device` is where training runs; without
-    it that is where the model of `attend` is, else the host.
+    it that is where the model of `attach` is, else the host.
     """
 
     def __init__(
         self,
         *,
         model: ModelPrediction | None = None,
-        world: int = 1,
+        world_size: int = 1,
         rank: int = 0,
         capacity: int | None = None,
         group: ProcessGroup | None = None,
@@ -85,28 +85,28 @@ class StepMeter(Meter):
         watch: Stopwatch | None = None,
         memory: Memory | None = None,
     ) -> None:
-        assert 0 <= rank < world, f"rank {rank} of {world}"
-        self._model, self._world, self._capacity, self._group = model, world, capacity, group
+        assert 0 <= rank < world_size, f"rank {rank} of {world_size}"
+        self._model, self._world_size, self._capacity, self._group = model, world_size, capacity, group
         self._device, self._given = device, (watch, memory)
         self._backward: BackwardEnd | None = None
         self._measure_on(device if device is not None else torch.device("cpu"))
         self._samples_seen = self._tokens_seen = 0
         self.begin()
 
-    def attend(self, model: nn.Module, device: torch.device | None = None) -> None:
+    def attach(self, model: nn.Module, device: torch.device | None = None) -> None:
         """Notice when a backward pass of this rank is over, so that ranks can be told apart; see BackwardEnd.
 
         Weights that are offloaded are not where training runs: then `device` says it.
         """
-        self.leave()
+        self.detach()
         self._backward = BackwardEnd(model, self.done)
         if self._device is None:
             weight = next(model.parameters(), None)
             self._measure_on(device or (weight.device if weight is not None else torch.device("cpu")))
             self.begin()
 
-    def leave(self) -> None:
-        """Take away what `attend` has added to the model."""
+    def detach(self) -> None:
+        """Take away what `attach` has added to the model."""
         if self._backward is not None:
             self._backward.close()
         self._backward = None
@@ -165,7 +165,7 @@ class StepMeter(Meter):
         metrics = StepMetrics(
             step=step,
             epoch=epoch,
-            loss=sum(share["loss"] for share in shares) / self._world if counts["supervised_tokens"] else None,
+            loss=sum(share["loss"] for share in shares) / self._world_size if counts["supervised_tokens"] else None,
             grad_norm=None if grad_norm is None else shares[0]["grad_norm"],
             learning_rates=dict(learning_rates),
             samples_seen=self._samples_seen,
@@ -216,13 +216,13 @@ class StepMeter(Meter):
 
     def _gather(self, mine: dict[str, float]) -> list[dict[str, float]]:
         """The shares of all ranks, in their order: sums do not depend on who was first."""
-        if self._world == 1:
+        if self._world_size == 1:
             return [mine]
         on_host = "cpu:" in dist.get_backend_config(self._group)
         device = torch.device("cpu") if on_host else torch.accelerator.current_accelerator(check_available=True)
         names = sorted(mine)  # numbers travel without them
         vector = torch.tensor([mine[name] for name in names], dtype=torch.float64, device=device)
-        parts = [torch.empty_like(vector) for _ in range(self._world)]
+        parts = [torch.empty_like(vector) for _ in range(self._world_size)]
         dist.all_gather(parts, vector, group=self._group)
         return [dict(zip(names, row, strict=True)) for row in torch.stack(parts).tolist()]
 
@@ -243,7 +243,7 @@ class StepMeter(Meter):
             "rank_seconds": own,
             "spread": _spread(own),
             "work_spread": None if flops is None else _spread([share["flops"] for share in shares]),
-            "mfu": None if flops is None or gpu is None else _ratio(flops, seconds * self._world * gpu.bf16_flops),
+            "mfu": None if flops is None or gpu is None else _ratio(flops, seconds * self._world_size * gpu.bf16_flops),
             "memory_bytes": int(fullest["memory_bytes"]) or None,
             "memory_limit": int(fullest["memory_limit"]) or None,
         }

@@ -35,7 +35,7 @@ class History(NamedTuple):
     steady: Sequence[StepMetrics]  # whose times count: without the first steps of a process
 
 
-Rule = Callable[[History, MonitorLimits], Diagnosis | None]
+MonitorRule = Callable[[History, MonitorLimits], Diagnosis | None]
 
 
 def loss_not_finite(history: History, limits: MonitorLimits) -> Diagnosis | None:
@@ -213,7 +213,7 @@ def time_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None:
 
 
 def memory_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None:
-    """Over 20 steps the memory is 1.1 times the predicted time for their packs, or the other way round."""
+    """Over 20 steps the memory is 1.1 times the predicted memory of their packs, or the other way round."""
     last = [(one.memory_bytes, one.predicted_memory_bytes) for one in history.steady]
     ratios = [real / predicted for real, predicted in last if real and predicted]
     if len(ratios) < limits.timing_window or _near(median(ratios), limits.memory_mismatch):
@@ -225,7 +225,7 @@ def memory_mismatch(history: History, limits: MonitorLimits) -> Diagnosis | None
     )
 
 
-RULES: Mapping[Kind, Rule] = {
+RULES: Mapping[Kind, MonitorRule] = {
     "loss_not_finite": loss_not_finite,
     "loss_spike": loss_spike,
     "gradient_high": gradient_high,

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 from packtrain.core.errors import ConfigError
 from packtrain.modeling.model_parts import PARTS, model_parts, part_of_weight
 from packtrain.modeling.model_settings import INSTEAD_OF_FP16, LEARNING_DTYPES
-from packtrain.training.masters import Group, make_optimizer
+from packtrain.training.masters import ParameterGroup, make_optimizer
 from packtrain.training.step_settings import StepSettings
 
 
@@ -45,7 +45,7 @@ def build_optimizer(
     return optimizer
 
 
-def _refuse_fp16(groups: Sequence[Group]) -> None:
+def _refuse_fp16(groups: Sequence[ParameterGroup]) -> None:
     """One gradient that is too large for fp16 would spoil masters for good, and torch does not unscale fp16 ones."""
     if any(weight.dtype == torch.float16 for group in groups for weight in group["params"]):
         raise ConfigError("model.dtype", got="trainable fp16 weights", expected=LEARNING_DTYPES, fix=INSTEAD_OF_FP16)
@@ -71,7 +71,7 @@ def parameter_groups(
     vit_lr: float | None = None,
     aligner_lr: float | None = None,
     weight_decay: float = 0.0,
-) -> list[Group]:
+) -> list[ParameterGroup]:
     """Groups for a torch optimizer: every trained parameter in exactly one.
 
     A group's `name` is its part of the model. Biases and norms have a group of their own, also where nothing decays,

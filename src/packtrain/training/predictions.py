@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from packtrain.core.errors import MemoryLimitError
 from packtrain.core.numbers import counted, gib
 from packtrain.delivery.collate.batch_values import BatchInfo
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK
+from packtrain.packing.schedule import EMPTY_PACK
 from packtrain.predicting.gpus import Gpu
 from packtrain.predicting.memory import DEFAULT_COEFFICIENTS, MemoryCoefficients, estimate_memory, largest_tokens
 from packtrain.predicting.time import Coefficients, step_time
@@ -32,7 +32,7 @@ class ModelPrediction:
     def seconds(self, loads: Sequence[Load]) -> float:
         """One optimizer step over these passes. Time is a sum over their numbers, so their mean represents them."""
         assert self.gpu is not None
-        mean = _mean(loads)
+        mean = Load.mean(loads)
         return step_time(self.shape, self.setup, mean, self.gpu, self.time, micro_batches=len(loads)).seconds
 
     def memory_bytes(self, loads: Sequence[Load]) -> int:
@@ -47,19 +47,19 @@ class ModelPrediction:
 
 def useful_load(info: BatchInfo) -> Load:
     """The real samples of a batch, without padding: what model FLOP utilisation counts."""
-    patches, pictures = info.patches or 0, max(info.tiles, info.images + info.videos, 1)
-    return Load(
+    return Load.from_counts(
         tokens=info.tokens,
         squared_tokens=info.squared_tokens or sum(length * length for length in info.lengths),
         longest=max(info.lengths, default=0),
-        samples=max(info.samples, 1),
-        rows=max(info.samples, 1) if len(info.keys) > 1 else 1,  # a padded batch has a row for each sample
+        samples=info.samples,
+        rows=info.samples if len(info.keys) > 1 else 1,  # a padded batch has a row for each sample
         supervised_tokens=info.supervised_tokens,
         vision_tokens=info.vision_tokens,
-        patches=patches,
-        squared_patches=info.squared_patches or patches * patches // pictures,  # as if all were of one size
-        largest_patches=-(-patches // pictures),
+        patches=info.patches or 0,
+        squared_patches=info.squared_patches or None,
+        largest_patches=None,
         images=info.images,
+        spans=max(info.tiles, info.images + info.videos),
         frames=info.frames,
     )
 
@@ -78,16 +78,6 @@ def batch_load(info: BatchInfo) -> Load:
         squared_tokens=load.squared_tokens + info.padding**2,
         longest=max(load.longest, info.padding),
     )
-
-
-def _mean(loads: Sequence[Load]) -> Load:
-    """The load whose numbers are the mean of these; the longest and the largest stay what they are."""
-    largest = ("longest", "largest_patches")
-    values = {}
-    for one in fields(Load):
-        numbers = [getattr(load, one.name) for load in loads]
-        values[one.name] = max(numbers) if one.name in largest else round(sum(numbers) / len(numbers))
-    return Load(**values)
 
 
 # ---- out of memory, explained: which pack it was, what it held, and what would have fitted

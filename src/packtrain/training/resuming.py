@@ -24,7 +24,7 @@ from packtrain.core.checksums import Checking
 from packtrain.core.errors import ArtifactError, in_one_line
 from packtrain.training.agreement import fail_together, gather_values, shared_sums, world_size
 from packtrain.training.checkpoints import MARKER, Checkpoint, read_checkpoint, survey
-from packtrain.training.masters import MASTER, Group, masters_of
+from packtrain.training.masters import MASTER, ParameterGroup, masters_of
 from packtrain.training.predictions import is_memory_error
 from packtrain.training.sharded_files import refuse_code, tensors_in
 
@@ -251,7 +251,7 @@ def _set_rates(schedule: LambdaLR, groups: Sequence[dict[str, Any]]) -> None:
     schedule._last_lr = list(rates)
 
 
-def _refuse_other_groups(asked: Sequence[Group], loaded: Sequence[Group], path: str) -> None:
+def _refuse_other_groups(asked: Sequence[ParameterGroup], loaded: Sequence[ParameterGroup], path: str) -> None:
     """Groups are known by their place: settings of one part of the model must not become those of another."""
     ours, theirs = ([group.get("name") for group in groups] for groups in (asked, loaded))
     if len(ours) == len(theirs) and all(None in (a, b) or a == b for a, b in zip(ours, theirs, strict=True)):

@@ -35,13 +35,13 @@ from packtrain.runs.step_metrics import StepMetrics, flat
 from packtrain.training.agreement import world_size
 from packtrain.training.callbacks import EarlyStopping, FreezeObjects, RunFlow, save_state, saved_state
 from packtrain.training.checkpoints import Checkpoint, lost_by_stopping
+from packtrain.training.first_packs import check_first_packs
 from packtrain.training.hf_trainer import refuse_arguments, refuse_unsharded
 from packtrain.training.interrupts import Interrupts
-from packtrain.training.loss import LogitsTokenLoss, StepReach, TokenLossSum, evaluate, leave_alone, make_losses
+from packtrain.training.loss import LogitsTokenLoss, StepTotals, TokenLossSum, clear_unused_grads, evaluate, make_losses
 from packtrain.training.masters import masters_of
 from packtrain.training.meter import Meter
 from packtrain.training.optimizers import build_optimizer
-from packtrain.training.packing_check import check_first_packs
 from packtrain.training.predictions import DeviceMemory, Failure, ModelPrediction, explain, is_memory_error
 from packtrain.training.resuming import reading_sharded_states, require_shapes, settings_as_asked
 from packtrain.training.saving import CheckpointingTrainer, OnInterrupt
@@ -123,7 +123,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         self.check_report: CheckReport | None = None  # of the check before the first step
         self._targets: Any = None
         self._step_loss: Tensor | float = 0.0
-        self._reach: StepReach | None = None
+        self._totals: StepTotals | None = None
         self._steps_logged = self._losses_logged = 0  # steps since the last log, and those of them that have a loss
         self._rates: dict[str, float] = {}
         self._metrics: Any = None
@@ -165,7 +165,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
                 refuse_uncompiled(error)
                 raise
             finally:
-                self._meter.leave()
+                self._meter.detach()
 
     def _watching(self) -> AbstractContextManager[Any]:
         self._interrupts.on_first = self._answer
@@ -244,8 +244,8 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
 
     def weight_of_step(self, batches: list[Any], device: torch.device) -> Tensor:
         """The weight of all supervised tokens of the step on all ranks; the host does not wait for it."""
-        self._reach = StepReach(batches, device)
-        return self._reach.weight
+        self._totals = StepTotals(batches, device)
+        return self._totals.weight
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Trainer's own; where loss is, is found before the batch leaves the host."""
@@ -280,14 +280,14 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
 
     def _leave_unreached(self) -> None:
         """Let the optimizer pass over what no batch of the step has reached; schedules go on."""
-        if self._reach is None:
+        if self._totals is None:
             return
-        has_loss = self._losses is None or self._reach.has_loss  # users may have a loss of their own
+        has_loss = self._losses is None or self._totals.has_loss  # users may have a loss of their own
         self._steps_logged += 1
         self._losses_logged += has_loss
         idle = not has_loss and self.accelerator.scaler is None  # a scaler wants gradients to look at
-        if idle or not self._reach.has_media:
-            leave_alone(self.model, everything=idle)
+        if idle or not self._totals.has_media:
+            clear_unused_grads(self.model, everything=idle)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Not counted here, where every batch would walk through all parameters: the meter knows better."""
@@ -389,7 +389,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         self._metered = self.state.global_step
         if (saved := saved_state(self.state, _METER)) is not None:
             self._meter.load_state_dict(saved)
-        self._meter.attend(self.model, self.args.device)
+        self._meter.attach(self.model, self.args.device)
         if self._checks_packing and isinstance(self.data_collator, PackCollator):
             self.check_report = check_first_packs(
                 self.model_wrapped,
@@ -397,7 +397,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
                 self.data_collator,
                 contract=self.train_dataset.contract,
                 rank=self.args.process_index,
-                world=self.args.world_size,
+                world_size=self.args.world_size,
                 training=self._as_trained(),
             )
             if self._on_packing_check is not None:

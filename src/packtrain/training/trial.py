@@ -17,7 +17,7 @@ import torch
 
 from packtrain.core.errors import PacktrainError
 from packtrain.delivery.collate.batch_values import Batch
-from packtrain.delivery.collate.collators import ConstantShapes, PackCollator, PaddedCollator
+from packtrain.delivery.collate.collators import PackCollator, PaddedCollator, StaticShapes
 from packtrain.delivery.encode.encoded_sample import PackedRow, PackKey
 from packtrain.delivery.encode.synthetic_samples import Mix, SyntheticSamples, pack_lengths, row_lengths
 from packtrain.families.contracts import contract_for
@@ -182,12 +182,12 @@ def _prepare_model(trial: Trial, device: torch.device, dtype: torch.dtype) -> Re
         build(trial.config, device, dtype),
         settings,
         setup,
-        attn_implementation=setup.attention,
+        attn_implementation=setup.attn_implementation,
         device=device,
         dtype=dtype,
         seed=0,
         compiled=setup.compiled,
-        constant=trial.rows is None,
+        static_shapes=trial.rows is None,
         backend=trial.backend,
     )
     if setup.vision_batch_patches is not None:
@@ -208,8 +208,8 @@ def _batch(trial: Trial, dtype: torch.dtype) -> Batch:
         contract,
         pad_id=0,
         dtype=dtype,
-        boundaries=trial.setup.attention == "varlen",
-        constant=ConstantShapes(tokens=trial.tokens) if trial.setup.compiled else None,
+        boundaries=trial.setup.attn_implementation == "varlen",
+        static_shapes=StaticShapes(tokens=trial.tokens) if trial.setup.compiled else None,
     )
     return collate([PackedRow(key=PackKey(0, 0), samples=tuple(samples))])
 

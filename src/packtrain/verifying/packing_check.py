@@ -56,7 +56,7 @@ class RowRoom:
     patches: int | None = None  # of the vision encoder; None: unknown
     alignment: int = 1  # samples are padded to multiples of it
 
-    def taken(self, samples: Sequence[EncodedSample]) -> int:
+    def row_tokens(self, samples: Sequence[EncodedSample]) -> int:
         """Tokens of the row that they take."""
         return sum(-(-len(sample) // self.alignment) * self.alignment for sample in samples)
 
@@ -68,7 +68,7 @@ class RowRoom:
     def holds(self, samples: Sequence[EncodedSample]) -> bool:
         """Do these samples fit into one row?"""
         patches = sum(sample.vision.patches for sample in samples if sample.vision is not None)
-        return self.taken(samples) <= self.tokens and (self.patches is None or patches <= self.patches)
+        return self.row_tokens(samples) <= self.tokens and (self.patches is None or patches <= self.patches)
 
 
 def sample_kind(images: int, videos: int) -> str:
@@ -106,15 +106,15 @@ def short_samples(
             chosen.append(shortest)
         else:
             left_out.append(f"{kind}: the shortest sample of the first packs is too long ({len(shortest):,} tokens)")
-    rest = replace(room, tokens=min(room.tokens, room.taken(chosen) + MOST_TOKENS))
+    rest = replace(room, tokens=min(room.tokens, room.row_tokens(chosen) + MOST_TOKENS))
     for sample in sorted(usable, key=lambda one: (one.num_images + one.num_videos > 0, len(one))):
         fresh = len(chosen) < MOST_SAMPLES and all(sample is not one for one in chosen)
         if fresh and rest.holds([*chosen, sample]):
             chosen.append(sample)
-    if len(chosen) == 1 and room.taken(chosen) + room.least > room.tokens:
+    if len(chosen) == 1 and room.row_tokens(chosen) + room.least > room.tokens:
         chosen = []  # there is no room for a second one
     while len(chosen) < 2:
-        size = min(piece, (room.tokens - room.taken(chosen)) // room.alignment * room.alignment)
+        size = min(piece, (room.tokens - room.row_tokens(chosen)) // room.alignment * room.alignment)
         chosen.append(_text_sample(usable[len(chosen) % len(usable)], size, number=len(chosen) + 1))
     return sorted(chosen, key=len), tuple(left_out)
 

@@ -13,7 +13,7 @@ from packtrain.core.seeds import stream
 from packtrain.core.values import Media, MediaHeader, MediaRef, Message, Record, Text
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.delivery.encode.unlisted import ProcessorEncoder, ProcessorRule
-from packtrain.families.encoder import Sized
+from packtrain.families.encoder import SizedRecord
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 from packtrain.records.synthetic import noise_pixels, sentence
@@ -34,7 +34,7 @@ def processor_samples(request: Request, encoder: ProcessorEncoder, seed: int = 0
     rule, store = ProcessorRule(request), MediaStore(".")
     samples, refused = [], []
     for record, headers in _records(seed):
-        (price,) = rule.price([Sized(record, headers)], store)
+        (price,) = rule.compute_costs([SizedRecord(record, headers)], store)
         if isinstance(price, RecordError):
             refused.append(f"{record.id}: {price.reason}")
             continue

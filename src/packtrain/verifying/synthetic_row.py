@@ -90,15 +90,15 @@ def _headers(family: Rule, plot: _Plot) -> list[MediaHeader]:
 
 
 def _cheapest_images(family: Rule, count: int) -> list[MediaHeader]:
-    priced: list[tuple[int, int, int, MediaHeader]] = []
+    sized: list[tuple[int, int, int, MediaHeader]] = []
     for width, height in _SIZES:
         header = MediaHeader(kind="image", width=width, height=height)
         try:
             expansion = family.image(header, count)
         except RecordError:
             continue
-        priced.append((expansion.media_tokens, expansion.patches, len(priced), header))
-    return [header for *_, header in sorted(priced, key=lambda item: item[:3])[:count]] or _none("image")
+        sized.append((expansion.media_tokens, expansion.patches, len(sized), header))
+    return [header for *_, header in sorted(sized, key=lambda item: item[:3])[:count]] or _none("image")
 
 
 def _cheapest_video(family: Rule) -> MediaHeader:

@@ -10,7 +10,7 @@ from packtrain.core.values import Cost, Record
 from packtrain.delivery.encode.encode import SampleEncoder
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.delivery.encode.unlisted import ProcessorEncoder, cost_rule
-from packtrain.families.encoder import Sized
+from packtrain.families.encoder import SizedRecord
 from packtrain.measuring.measurer import CostRule, Measurer
 from packtrain.measuring.request import Request
 from packtrain.records.open import iter_units, read_unit
@@ -64,7 +64,7 @@ def user_samples(
 
 
 def _cost(rule: CostRule, record: Record, measurer: Measurer, source: int) -> Cost:
-    (price,) = rule.price([Sized(record, measurer.headers(record, source))], measurer.store(source))
+    (price,) = rule.compute_costs([SizedRecord(record, measurer.headers(record, source))], measurer.store(source))
     if isinstance(price, RecordError):
         raise price
     return price[0]

@@ -17,7 +17,7 @@ import torch
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line
 from packtrain.core.values import Cost
-from packtrain.delivery.collate.collators import ConstantShapes
+from packtrain.delivery.collate.collators import StaticShapes
 from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families.family import BatchContract
 from packtrain.modeling.attention import set_attention
@@ -331,7 +331,7 @@ def long_rows(
     samples: Sequence[EncodedSample],
     long: EncodedSample,
     contract: BatchContract,
-    collate: Callable[[ConstantShapes], Collate],
+    collate: Callable[[StaticShapes], Collate],
 ) -> list[NamedRow]:
     """The long sample between others, and the samples in a row that is padded to a static shape."""
     limit, room = contract.longest_together, contract.longest_row
@@ -341,8 +341,8 @@ def long_rows(
     padding = limit if limit is not None and limit <= MOST_TOKENS else 0  # longer padding would change positions
     most = max(sum(map(len, row)), sum(map(len, samples)) + padding + _TILE)
     tokens = -(-most // _TILE) * _TILE
-    constant = collate(ConstantShapes(tokens=tokens if room is None else room))
+    static = collate(StaticShapes(tokens=tokens if room is None else room))
     return [
-        NamedRow(name="longest", samples=row, collate=constant),
-        NamedRow(name="static shape", samples=samples, collate=constant),
+        NamedRow(name="longest", samples=row, collate=static),
+        NamedRow(name="static shape", samples=samples, collate=static),
     ]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from packtrain.app.train.forecast import PredictedRun as PredictedRun
     from packtrain.app.train.forecast import predict_run as predict_run
     from packtrain.app.train.outcome import TrainOutcome as TrainOutcome
     from packtrain.app.train.prepare import Prepared as Prepared

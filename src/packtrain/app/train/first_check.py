@@ -48,8 +48,8 @@ def check_first_step(
     """
     from packtrain.modeling.preparation import ready_for_steps
     from packtrain.training.agreement import gather_values
+    from packtrain.training.first_packs import check_first_packs, check_first_rows
     from packtrain.training.loss import loss_on, make_losses
-    from packtrain.training.packing_check import check_first_packs, check_first_rows
     from packtrain.verifying.packing_check import Training
     from packtrain.verifying.padding_check import refuse_batch_statistics
 
@@ -63,7 +63,7 @@ def check_first_step(
             expected="true",
             fix="leave packing_check out, or train on padded rows: data.packing=false",
         )
-    if run.shares_weights or (packing and not run.packing_check) or not (packing or contract.unlisted):
+    if run.is_sharded or (packing and not run.packing_check) or not (packing or contract.unlisted):
         return None
     key = _key(prepared, loaded, device, inputs) if contract.unlisted and not resumed else None
     kept = _read(key) if key is not None else None
@@ -81,7 +81,7 @@ def check_first_step(
             collate,
             contract=contract,
             rank=0,  # all processes check the same samples
-            world=1,
+            world_size=1,
             training=training,
         )
     else:

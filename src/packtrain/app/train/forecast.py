@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from packtrain.app.train.prepare import Prepared
-from packtrain.app.train.trainer_arguments import Course
 from packtrain.core.artifacts import free_bytes
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import ConfigError, PacktrainError
@@ -17,7 +16,7 @@ from packtrain.core.numbers import gib, memory
 from packtrain.families.model_folder import resolve_model
 from packtrain.packing.resources import EXTRAS, RESOURCES
 from packtrain.packing.schedule import Schedule
-from packtrain.planning.clock import FIELDS, Clock, PassColumns, pack_passes, padded_batches
+from packtrain.planning.clock import Clock, PassColumns, pack_passes, padded_batches
 from packtrain.planning.memory_report import GPUS_PER_NODE
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import find_gpu
@@ -25,24 +24,10 @@ from packtrain.predicting.host_memory import host_needs
 from packtrain.predicting.memory import estimate_memory
 from packtrain.predicting.shapes import read_shape
 from packtrain.predicting.values import Load
+from packtrain.runs.derived import Course, PredictedRun
 
 if TYPE_CHECKING:
     from packtrain.training.predictions import ModelPrediction
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedRun:
-    """Predicted speed and memory of a run."""
-
-    gpu: str
-    tokens_per_second: float  # without padding, over all GPUs
-    step_seconds: float
-    run_seconds: float
-    memory_bytes: int  # of one GPU, for a batch with the most of everything
-    gpu_bytes: int
-    host_bytes: int  # of a node, with its data loader workers
-    fitting_tokens: int  # of a batch like the heaviest one that would fit
-    fitted: bool  # coefficients come from a calibration of this GPU
 
 
 def model_prediction(
@@ -63,7 +48,7 @@ def model_prediction(
     kernel = (
         "varlen" if attention.startswith(("varlen", "flash", "flex")) else "eager" if attention == "eager" else "sdpa"
     )
-    setup = replace(run.setup, attention=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
+    setup = replace(run.setup, attn_implementation=kernel, weights_dtype="bf16" if bf16 else "fp32", compiled=compiled)  # type: ignore[arg-type]
     if data_sheet is None:
         return ModelPrediction(shape=shape, setup=setup)
     time, memory, _ = coefficients_for(data_sheet, compiled=compiled)
@@ -95,7 +80,7 @@ def predict_run(
             load=worst,
             workers=workers,
             prefetch=prefetch,
-            gpus_per_node=min(prepared.run.world, GPUS_PER_NODE),
+            gpus_per_node=min(prepared.run.world_size, GPUS_PER_NODE),
         ).memory_bytes,
         fitting_tokens=model.fitting(worst, model.gpu.memory_bytes),
         fitted=model.memory.fitted and model.time is not None and model.time.fitted,
@@ -121,8 +106,8 @@ def memory_warning(predicted: PredictedRun | None, prepared: Prepared) -> tuple[
 
 def heaviest(prepared: Prepared, model: ModelPrediction) -> Load:
     """The largest of everything that a batch of the run has: epochs differ in what meets in one."""
-    epochs = [_passes(prepared, model, epoch).worst() for epoch in range(prepared.dataset.plan.num_epochs)]
-    return Load(**{name: max(getattr(one, name) for one in epochs) for name in FIELDS})
+    epochs = range(prepared.dataset.plan.num_epochs)
+    return Load.largest([_passes(prepared, model, epoch).worst() for epoch in epochs])
 
 
 def _passes(prepared: Prepared, model: ModelPrediction, epoch: int = 0) -> PassColumns:

@@ -59,7 +59,7 @@ def config_from_data(
             expected="CONFIG, or --model and --data",
             fix="packtrain train --help shows both; packtrain train --resume RUN continues a run",
         )
-    run = with_template_date(resolve_run(given, world=here.world))
+    run = with_template_date(resolve_run(given, world_size=here.world_size))
     root = make_cache(run.data.cache_root)
     with (
         alone(root / "locks" / f"{digest(run.data.measured_by())}.lock"),
@@ -99,23 +99,29 @@ def _for_gpu(run: ResolvedRun, table: CostTable, gpu: str, root: Path) -> tuple[
     """The recommendation of a study, which is kept for the other processes and for the user."""
     given = without_secrets(run.config.sections())
     fitted = repr(coefficients_for(find_gpu(gpu), compiled=True))
-    about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world, "said": given, "fitted": fitted}
+    about = {"inputs": plan_inputs(table), "gpu": gpu, "gpus": run.world_size, "said": given, "fitted": fitted}
     folder = root / STUDIES / digest({**about, "packtrain": packtrain.__version__})
     with alone(root / "locks" / f"study-{folder.name}.lock"):
         if not (folder / STUDY_PAGE).is_file():
             config = RunConfig.of(given, "the given settings")
-            plan(table, out=folder, model=run.model.name, gpu=gpu, gpus=run.world, config=config, overwrite=True)
-    return load_config(folder / RECOMMENDED).sections(), f"planned for {run.world} x {gpu} (see {folder / STUDY_PAGE})"
+            plan(table, out=folder, model=run.model.name, gpu=gpu, gpus=run.world_size, config=config, overwrite=True)
+    return load_config(
+        folder / RECOMMENDED
+    ).sections(), f"planned for {run.world_size} x {gpu} (see {folder / STUDY_PAGE})"
 
 
 def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
     """The fewest packs that hold the samples of a step; the longest sample fits."""
     tokens = table.column("tokens")
     # a padded run has the same step
-    given = None if in_packs(run.config) else configured_samples(run.config, run.world)
+    given = None if in_packs(run.config) else configured_samples(run.config, run.world_size)
     samples, mean, longest = given or min(_STEP, len(tokens)), float(tokens.mean()), int(tokens.max())
     step = PackedStep(
-        wanted=samples, world=run.world, samples_per_pack=_LENGTH / mean, tokens_per_sample=mean, longest=longest
+        wanted=samples,
+        world_size=run.world_size,
+        samples_per_pack=_LENGTH / mean,
+        tokens_per_sample=mean,
+        longest=longest,
     )
     context = context_length(resolve_model(run.model.name, cache_dir() / "models"))
     data = {"packing_length": min(step.kept_length, context)}
@@ -141,7 +147,7 @@ def _chosen_note(sections: Sections, given: Sections) -> str:
         f"{name} {str(value).lower() if isinstance(value, bool) else value}"
         for section in _SHOWN
         for name, value in sections[section].items()
-        if name not in given[section]
+        if name not in given[section] and not (name == "packing_length" and given["data"].get("packing") is False)
     ]
     return ", ".join(chosen) or "no other setting is chosen"
 
@@ -149,10 +155,10 @@ def _chosen_note(sections: Sections, given: Sections) -> str:
 def _name(given: RunConfig, here: ProcessPlace) -> str:
     """MODEL-DATA-TIME; all processes of a launcher use the time of its start."""
     began = time.time()
-    if here.world > 1:
+    if here.world_size > 1:
         import psutil
 
-        if int(os.environ.get("LOCAL_WORLD_SIZE", here.world)) != here.world:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", here.world_size)) != here.world_size:
             raise ConfigError("--output-dir", got="none, on several machines", expected="the folder of the run")
         began = psutil.Process(os.getppid()).create_time()
     parts = (Path(str(given.model.model_name_or_path)).name, Path(str(given.data.dataset_path)).stem)

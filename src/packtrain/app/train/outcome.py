@@ -6,17 +6,15 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from packtrain.app.train.forecast import PredictedRun
 from packtrain.app.train.resolve import ResolvedRun
-from packtrain.app.train.run_numbers import RunNumbers
-from packtrain.app.train.trainer_arguments import Course
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import without_secrets
 from packtrain.families.model_folder import PREFIX
+from packtrain.runs.derived import Adapters, Course, Derived, PredictedRun, RunNumbers
 from packtrain.runs.run_folder import RunOutcome, versions
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ class ProcessPlace:
     """The rank of this process."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     local_rank: int = 0
 
     @property
@@ -41,8 +39,8 @@ class ProcessPlace:
     @classmethod
     def here(cls) -> ProcessPlace:
         """From the environment of torchrun or accelerate launch; one process without them."""
-        rank, world, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        return cls(rank=rank, world=max(world, 1), local_rank=local)
+        rank, world_size, local = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        return cls(rank=rank, world_size=max(world_size, 1), local_rank=local)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,26 +64,25 @@ class ReadyRun:
     risks: tuple[str, ...] = ()  # why the run may fail later
     resumed: int = 0  # the step to continue from
 
-    def derived(self) -> dict[str, Any]:
+    def derived(self) -> Derived:
         """The derived numbers of run.json."""
-        derived: dict[str, Any] = {
+        model = self.run.model
+        adapters = Adapters(rank=model.lora_rank, alpha=model.scale, targets=model.lora_target_modules)
+        return Derived(
             **asdict(self.numbers),
-            "attn_implementation": self.attn_implementation,
-            "dtype": self.dtype,
-            "master_weights": self.masters,
-            "compiled": self.compiled,
-            "trainable": {part.name: part.trained for part in self.parts},
-            "weights": {part.name: part.weights for part in self.parts},
-            "method": self.run.model.method,
-            "course": {name: value for name, value in asdict(self.course).items() if name != "notes"},
-            "sharding": self.run.setup.sharding,
-            "packing_check": None if self.packing_check is None else not self.packing_check.failures,
-        }
-        if (model := self.run.model).has_adapters:
-            derived["lora"] = {"rank": model.lora_rank, "alpha": model.scale, "targets": model.lora_target_modules}
-        if self.expected is not None:
-            derived["expected"] = asdict(self.expected)
-        return derived
+            attn_implementation=self.attn_implementation,
+            dtype=self.dtype,
+            master_weights=self.masters,
+            compiled=self.compiled,
+            trainable={part.name: part.trained for part in self.parts},
+            weights={part.name: part.weights for part in self.parts},
+            method=model.method,
+            course=self.course,
+            sharding=self.run.setup.sharding,
+            packing_check=None if self.packing_check is None else not self.packing_check.failures,
+            lora=adapters if model.has_adapters else None,
+            expected=self.expected,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -129,7 +126,7 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     yield "Trained parts", ", ".join(part.name for part in ready.parts if part.trained)
     steps = f"{outcome.step:,} of about {numbers.samples_per_step:.0f} samples"
     if numbers.looked_at is None:
-        yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} with loss)"
+        yield "Samples", f"{numbers.samples:,} ({numbers.tokens:,} tokens, {numbers.supervised_tokens:,} supervised)"
         yield "Steps", f"{steps}; {_epochs(numbers.epochs)}"
     else:
         yield "Samples", "a stream, packed as it was read"
@@ -142,7 +139,8 @@ def _rows(ready: ReadyRun, outcome: RunOutcome) -> Iterator[tuple[str, str]]:
     yield "Learning rate", f"{rates}; {course.schedule}, {counted(course.warmup_steps, 'warm-up step')}"
     yield "Optimizer", f"{course.optimizer}, {course.precision}"
     if outcome.loss is not None:
-        yield "Loss of the last step", f"{outcome.loss:.4f}"
+        mean = f" (mean of the last {counted(outcome.loss_samples, 'sample')})" if outcome.loss_samples else ""
+        yield "Final loss", f"{outcome.loss:.4f}{mean}"
     if outcome.eval_loss is not None:
         yield "Evaluation loss", f"{outcome.eval_loss:.4f}"
     yield "Seed", str(run.data.seed)

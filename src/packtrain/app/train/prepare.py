@@ -6,7 +6,8 @@ machine does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from packtrain.app.measure import make_request
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.app.train.run_numbers import (
     Dataset,
-    RunNumbers,
     StreamStart,
     limits_note,
     packed_step,
@@ -28,9 +28,12 @@ from packtrain.app.train.run_numbers import (
 from packtrain.config.dataset_config import DatasetConfig
 from packtrain.config.run_config import RunConfig
 from packtrain.core.errors import DataError, PacktrainError
+from packtrain.core.values import LedgerEntry
 from packtrain.delivery.encode.token_cache import TokenProgress
 from packtrain.measuring.measurement import MeasureOutcome, MeasureProgress
+from packtrain.packing.cutting import UNFIT
 from packtrain.packing.plan_builder import PackProgress
+from packtrain.runs.derived import RunNumbers
 
 if TYPE_CHECKING:
     from packtrain.delivery.encode.token_cache import TokenTable
@@ -38,7 +41,15 @@ if TYPE_CHECKING:
 
 _OPTIONS = {  # options of `measure`, and the same settings in a config
     f"--{name.replace('_', '-')}": f"data.{name}"
-    for name in ("max_failure_rate", "media_root", "allow_outside_root", "chat_template", "on_error", "schema")
+    for name in (
+        "max_failure_rate",
+        "media_root",
+        "allow_outside_root",
+        "chat_template",
+        "on_error",
+        "schema",
+        "packing_length",
+    )
 }
 _REASONS = 5  # why something was made again
 _STREAM_PACKS = 32  # of a stream that are read before it is trained
@@ -52,11 +63,14 @@ def data_errors_named(config: RunConfig, key: str, path: str) -> Iterator[None]:
     except PacktrainError as error:
         if not (isinstance(error, DataError) or error.where.startswith("dataset")):
             raise  # about the model, or the cache
-        key = f"data.{key}"
+        is_setting = error.where == "packing_length" and key == "dataset_path"
+        key = f"data.{error.where if is_setting else key}"
         if theirs := dict(config.called).get(key):  # another system's name for it
             key = f"{theirs} ({key})"
         is_path = error.where.split(" ")[0] == "dataset_path"
-        where = key + error.where.removeprefix("dataset_path") if is_path else f"{key} {path}: {error.where}"
+        where = f"{key} {path}: {error.where}"
+        if is_path or is_setting:
+            where = key + error.where.removeprefix("dataset_path" if is_path else error.where)
         fix = error.fix
         for option, setting in _OPTIONS.items():
             fix = fix.replace(option, setting)
@@ -192,14 +206,13 @@ class _Builder:
         dataset = MultiModalIterableDataset(config)
         with self.errors_named(config, "data"):
             dataset.build()
-            packs = [dataset.source.lengths(number) for number in range(_STREAM_PACKS)]  # type: ignore[attr-defined]
+            packs, left_out = [], []
+            for number in range(_STREAM_PACKS):
+                packs.append(dataset.source.lengths(number))  # type: ignore[attr-defined]
+                left_out.append(dataset.source.left_out(number))  # type: ignore[attr-defined]
         if not any(packs):
-            raise DataError(
-                "data.online",
-                got=f"no usable sample in the first {_STREAM_PACKS} packs",
-                expected="records that can be trained on",
-                fix="packtrain measure names what is wrong with each",
-            )
+            once = {entry.origin: entry for entries in left_out for entry in entries}  # a short stream comes again
+            raise _no_sample([*once.values()])
         return StreamStart.of(packs)
 
     def errors_named(self, config: DatasetConfig, name: str) -> AbstractContextManager[None]:
@@ -227,3 +240,18 @@ class _Builder:
             return f"tokenized again because {'; '.join(state.changed[:_REASONS])}{late}"
         resumed = f", continuing from {state.resumed:,} samples of an interrupted run" if state.resumed else ""
         return f"tokenized now, no cached tokens fit{resumed}{late}"
+
+
+def _no_sample(left_out: Sequence[LedgerEntry]) -> DataError:
+    """The error for a stream whose first packs are empty."""
+    reasons = Counter(f"{entry.stage}: {entry.reason}" for entry in left_out).most_common(_REASONS)
+    unfit = next((entry for entry in left_out if entry.reason == UNFIT), None)
+    got = "; ".join(f"{count:,} x {reason}" for reason, count in reasons)
+    if unfit is not None:
+        got += f" (such as {unfit.id}: {unfit.detail})"
+    return DataError(
+        "data.online",
+        got=f"no usable sample in the first {_STREAM_PACKS} packs: {got}",
+        expected="records that can be trained on",
+        fix="raise the limit of a pack" if unfit is not None else "packtrain measure names what is wrong with each",
+    )

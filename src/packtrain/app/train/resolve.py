@@ -43,7 +43,7 @@ class ResolvedRun:
     setup: TrainingSetup
     size: StepSize
     length: RunLength
-    world: int
+    world_size: int
     rank_timeout: float  # seconds
     packing_check: bool = True
     merge_adapters: bool = False
@@ -55,13 +55,13 @@ class ResolvedRun:
         return "packed" if self.data.packing else "padded"
 
     @property
-    def shares_weights(self) -> bool:
+    def is_sharded(self) -> bool:
         """Are the weights sharded over processes?"""
-        return self.world > 1 and self.setup.sharding in ("fsdp", "zero3")
+        return self.world_size > 1 and self.setup.sharding in ("fsdp", "zero3")
 
     def counted(self, *, samples_per_pack: float, packs_per_epoch: int) -> ResolvedRun:
         """The run with its packs per step and epochs, given how samples fill packs."""
-        packs = self.size.packs_for(samples_per_pack, self.world)
+        packs = self.size.packs_for(samples_per_pack, self.world_size)
         epochs = self.length.epochs_for(math.ceil(packs_per_epoch / packs))
         return replace(self, data=replace(self.data, packs_per_step=packs, epochs=epochs))
 
@@ -69,7 +69,7 @@ class ResolvedRun:
 def resolve_run(
     config: RunConfig,
     *,
-    world: int = 1,
+    world_size: int = 1,
     overrides: Sequence[str] = (),
     name: str = "run",
     max_samples: int | None = None,
@@ -83,15 +83,15 @@ def resolve_run(
     folder = Path(config.training.output_dir or Path(RUNS) / name).expanduser()
     parts = _Parts()
     model = parts.take(lambda: model_settings(config), ModelSettings(name="none"))
-    size, rows, size_notes = parts.take(lambda: step_size(config, world), (StepSize(packs=1, samples=None), 1, ()))
+    size, rows, size_notes = parts.take(lambda: step_size(config, world_size), (StepSize(packs=1, samples=None), 1, ()))
     length = parts.take(lambda: run_length(config), RunLength(epochs=1.0, max_steps=None))
     data, data_notes = parts.take(lambda: training_config(config, rows=rows, packs=size.packs), (None, ()))
-    evaluation = parts.take(lambda: evaluation_config(config, rows=rows, world=world), None)
+    evaluation = parts.take(lambda: evaluation_config(config, rows=rows, world_size=world_size), None)
     parts.take(lambda: data is not None and data.own_template(), None)
     step = parts.take(lambda: step_settings(config), StepSettings())
-    setup = parts.take(lambda: training_setup(config, gpus=world), TrainingSetup())
-    arguments, argument_notes = parts.take(lambda: trainer_settings(config, world=world), ({}, ()))
-    parts.check(name)
+    setup = parts.take(lambda: training_setup(config, gpus=world_size), TrainingSetup())
+    arguments, argument_notes = parts.take(lambda: trainer_settings(config, world_size=world_size), ({}, ()))
+    parts.check(name, overrides)
     assert data is not None, "a config without data is a problem"
     return ResolvedRun(
         config=config,
@@ -104,7 +104,7 @@ def resolve_run(
         setup=setup,
         size=size,
         length=length,
-        world=world,
+        world_size=world_size,
         rank_timeout=config.training.rank_timeout or (STREAM_RANK_TIMEOUT if data.online else RANK_TIMEOUT),
         packing_check=config.training.packing_check is not False,
         merge_adapters=bool(config.model.merge_adapters),
@@ -115,7 +115,7 @@ def resolve_run(
                     *default_notes,
                     *size_notes,
                     *_length_note(config),
-                    *_gpus_note(config, world),
+                    *_gpus_note(config, world_size),
                     *data_notes,
                     *argument_notes,
                     *_parts_note(config, model),
@@ -165,11 +165,13 @@ class _Parts:
             self.problems += _lines(error)
             return instead
 
-    def check(self, name: str) -> None:
-        """Refuse the config if anything was wrong."""
+    def check(self, name: str, overrides: Sequence[str]) -> None:
+        """Refuse the config, or the command line where that alone is wrong."""
         problems = list(dict.fromkeys(self.problems))
+        given = tuple(override.partition("=")[0] for override in overrides)
         if problems:
-            raise ConfigError(f"config {name}", problems=problems)
+            is_given = [problem.partition(":")[0].split(" ")[0] in given for problem in problems]
+            raise ConfigError("command line" if all(is_given) else f"config {name}", problems=problems)
 
 
 def _lines(error: ConfigError) -> list[str]:
@@ -187,12 +189,14 @@ def _length_note(config: RunConfig) -> list[str]:
     return [f"max_steps {steps} decides how long the run is; num_train_epochs {epochs:g} has no effect"]
 
 
-def _gpus_note(config: RunConfig, world: int) -> list[str]:
+def _gpus_note(config: RunConfig, world_size: int) -> list[str]:
     given = config.training.num_gpus
-    if given in (None, world):
+    if given in (None, world_size):
         return []
     start = f"torchrun --nproc-per-node {given} -m packtrain.cli train ..."
-    return [f"num_gpus is {given}, and this run has {counted(world, 'process', 'processes')}: {start} starts {given}"]
+    return [
+        f"num_gpus is {given}, and this run has {counted(world_size, 'process', 'processes')}: {start} starts {given}"
+    ]
 
 
 def _parts_note(config: RunConfig, model: ModelSettings) -> list[str]:

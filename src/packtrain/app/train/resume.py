@@ -15,6 +15,7 @@ from packtrain.config.setup import MULTIMODAL, model_settings, uses_deepspeed
 from packtrain.config.training_section import TrainingSection
 from packtrain.core.errors import ArtifactError, ConfigError, DataError
 from packtrain.core.fingerprint import differences
+from packtrain.core.numbers import counted
 from packtrain.core.secrets import secret_settings
 from packtrain.modeling.model_settings import ModelSettings
 from packtrain.runs.run_folder import CONFIG, RunFolder
@@ -184,8 +185,9 @@ def check_plan(folder: RunFolder, checkpoint: Path, prepared: Prepared, args: Tr
         progress.on_train_begin(args, TrainerState.load_from_json(str(saved)), TrainerControl())
     except ArtifactError as error:
         facts = folder.facts()
-        before = {**facts.derived, **{name: getattr(facts, name) for name in _OF_PLAN}}
-        changed = differences({name: before.get(name) for name in (*_OF_PLAN, *_COUNTED)}, _plan_facts(prepared))
+        before = {name: getattr(facts, name) for name in _OF_PLAN}
+        before |= {name: getattr(facts.derived, name, None) for name in _COUNTED}
+        changed = differences(before, _plan_facts(prepared))
         raise ArtifactError(
             str(checkpoint),
             got="a checkpoint of a run over another plan" + (": " + "; ".join(changed[:_NAMED]) if changed else ""),
@@ -199,7 +201,7 @@ def check_length(trained: int, steps: int) -> None:
     if trained > steps:
         raise ConfigError(
             "--resume",
-            got=f"{steps:,} steps, and the run has trained {trained:,}",
+            got=f"{counted(steps, 'step')}, and the run has trained {trained:,}",
             expected="as many or more",
             fix=f"training.max_steps={trained} ends it now",
         )
@@ -229,7 +231,7 @@ def other_evaluation(folder: RunFolder, inputs: Mapping[str, object] | None) -> 
 def check_frozen(folder: RunFolder, frozen: Mapping[str, str]) -> None:
     """Refuse to continue adapters on other base weights than before: checkpoints do not have those."""
     before = folder.facts().frozen if folder.holds_run else None
-    if isinstance(before, Mapping) and any(before[dtype] != frozen[dtype] for dtype in before.keys() & frozen.keys()):
+    if before and any(before[dtype] != frozen[dtype] for dtype in before.keys() & frozen.keys()):
         raise ArtifactError(
             str(folder.path),
             got="adapters of another model: the same config, other weights",

@@ -16,51 +16,11 @@ from packtrain.families.settings import read_settings
 from packtrain.measuring.work import NOT_DRAWN, OTHER_PART
 from packtrain.packing.schedule import Schedule
 from packtrain.planning.sweep import KEPT
+from packtrain.runs.derived import RunNumbers
 
 Dataset = MultiModalDataset | MultiModalIterableDataset
 _MATTERS = 0.05  # share of the samples; if more are left out, there is a warning
 _FIRST_PACKS = 4  # that are shown
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunNumbers:
-    """Every number that follows from config and data."""
-
-    mode: str  # packed or padded
-    samples: int  # per epoch; one that is split counts once
-    left_out: int  # entries of the ledger, except those not drawn: unusable, filtered out, or fitting no pack
-    too_large: int  # samples among them that fit no pack
-    unlabelled: int  # pieces of cut samples among them that have no labels
-    cut: int  # samples that were truncated or split
-    cut_tokens: int  # after the cut, trained nowhere
-    cut_supervised: int  # labels lost by cutting
-    not_drawn: int  # records beyond max_samples
-    held_out: int  # records held out for evaluation by eval_size
-    waiting: int  # samples that this epoch does not use, because their source has a weight below 1
-    packs: int  # of the first epoch; padded: its samples, or their pieces where they are split
-    packing_length: int
-    fill: float  # share of real tokens in packs, or in padded batches
-    samples_per_pack: float
-    packs_per_step: int
-    samples_per_step: float
-    step_samples: tuple[int, int]  # the fewest and the most of a whole step of the first epoch
-    rows_per_batch: int
-    micro_batches: int  # forward passes of each process in a step
-    steps: int
-    steps_per_epoch: int
-    epochs: float
-    tokens: int  # per epoch
-    supervised_tokens: int
-    longest: int
-    images: int
-    videos: int
-    frames: int
-    world: int
-    first_packs: tuple[tuple[int, float], ...] = ()  # samples and fill of the packs that are trained first
-    evaluation_samples: int = 0
-    evaluation_left_out: int = 0
-    evaluation_batches: int = 0  # over all processes
-    looked_at: int | None = None  # packs of a stream from which samples and tokens are estimated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +67,13 @@ def stream_numbers(run: ResolvedRun, dataset: Dataset, start: StreamStart) -> Ru
         samples_per_step=packs * each,
         step_samples=(round(packs * each),) * 2,
         rows_per_batch=1,
-        micro_batches=schedule.accumulation(run.world),
+        micro_batches=schedule.accumulation(run.world_size),
         steps=steps,
         steps_per_epoch=steps,
         epochs=1.0,
         tokens=round(start.tokens / start.packs * packs * steps),
         longest=start.longest,
-        world=run.world,
+        world_size=run.world_size,
         first_packs=tuple((samples, tokens / length) for samples, tokens in start.first),
         looked_at=start.packs,
     )
@@ -139,19 +99,21 @@ def plan_numbers(run: ResolvedRun, dataset: Dataset, evaluation: Dataset | None)
         waiting=counts.waiting,
         packs=counts.packs,
         packing_length=plan.config.packing_length,
-        fill=counts.fill if config.packing else 1 - schedule.padding_share(config.rows_per_batch, world=run.world),
+        fill=counts.fill
+        if config.packing
+        else 1 - schedule.padding_share(config.rows_per_batch, world_size=run.world_size),
         samples_per_pack=samples / counts.packs,
         packs_per_step=config.packs_per_step,
         samples_per_step=config.packs_per_step * samples / counts.packs,
         step_samples=_step_samples(schedule),
         rows_per_batch=config.rows_per_batch,
-        micro_batches=schedule.accumulation(run.world, config.rows_per_batch),
+        micro_batches=schedule.accumulation(run.world_size, config.rows_per_batch),
         steps=steps,
         steps_per_epoch=steps_by_epoch[0],
         epochs=run.length.epochs if run.length.epochs is not None else steps / steps_by_epoch[0],
         **{name: counts.totals[name] for name in ("tokens", "supervised_tokens", "images", "videos", "frames")},
         longest=counts.most["longest"],
-        world=run.world,
+        world_size=run.world_size,
         first_packs=_first_packs(schedule) if config.has_packs else (),
         evaluation_samples=evaluation.plan.epoch(0).num_samples if evaluation is not None else 0,
         evaluation_left_out=_left_out_samples(evaluation) if evaluation is not None else 0,
@@ -189,7 +151,7 @@ def packed_step(run: ResolvedRun, dataset: Dataset) -> PackedStep | None:
         return None
     return PackedStep(
         wanted=run.size.samples,
-        world=run.world,
+        world_size=run.world_size,
         samples_per_pack=packs.num_samples / packs.num_packs,
         tokens_per_sample=counts.totals["tokens"] / packs.num_samples,
         longest=counts.most["longest"],
@@ -230,9 +192,9 @@ def _step_warning(run: ResolvedRun, dataset: Dataset, numbers: RunNumbers) -> tu
             f"{step.samples_per_pack:.1f}"
         )
     if step.idle:
-        slots = step.shape.micro_batches * step.world
+        slots = step.shape.micro_batches * step.world_size
         problems.append(f"{step.idle} of {counted(slots, 'micro-batch', 'micro-batches')} of a step are idle")
-    each = " and give every process a pack" if step.world > 1 else ""
+    each = " and give every process a pack" if step.world_size > 1 else ""
     fix = f"data.packing_length: {step.kept_length} would keep the samples{each}"
     if step.kept_length >= numbers.packing_length:  # the longest sample has to fit
         most = max(1, step.wanted // step.fewest_packs)

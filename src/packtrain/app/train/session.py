@@ -25,7 +25,7 @@ from packtrain.app.train.resume import (
     config_of_run,
     other_evaluation,
 )
-from packtrain.app.train.trainer_arguments import make_arguments, make_course, try_arguments
+from packtrain.app.train.trainer_arguments import course_notes, make_arguments, make_course, try_arguments
 from packtrain.core.cache_root import cache_dir
 from packtrain.core.errors import in_one_line
 from packtrain.core.numbers import counted
@@ -121,6 +121,8 @@ class Session:
             contract=prepared.dataset.contract,
             compile=run.step.compile,
         )
+        prepared = _with_possible_loss(prepared, loaded)
+        run = prepared.run
         # Those of rank 0: other ranks may get their weights from it later.
         frozen = gather_values(frozen_state(loaded.model))[0] if run.model.has_adapters else {}
         if checkpoint is not None:
@@ -144,11 +146,12 @@ class Session:
             notes.append(_NO_BASE)
         workers, prefetch = args.dataloader_num_workers, args.dataloader_prefetch_factor or 2
         predicted = predict_run(prepared, prediction, workers=workers, prefetch=prefetch)
+        steps, epochs = prepared.numbers.steps, prepared.numbers.epochs
         course = make_course(
             args,
             run,
-            steps=prepared.numbers.steps,
-            epochs=prepared.numbers.epochs,
+            steps=steps,
+            epochs=epochs,
             trained=[one.name for one in loaded.trainable if one.trained],
             dtype=str(loaded.dtype).removeprefix("torch."),
         )
@@ -156,7 +159,7 @@ class Session:
             run=run,
             numbers=prepared.numbers,
             done=prepared.done,
-            notes=(*notes, *course.notes),
+            notes=(*notes, *course_notes(args, run, steps=steps, epochs=epochs)),
             warnings=prepared.warnings,
             risks=(*memory_warning(predicted, prepared), *disk_warning(course, prediction, run.folder)),
             course=course,
@@ -175,7 +178,7 @@ class Session:
                 progress=progress,
             ),
             expected=predicted,
-            batches=_first_batches(prepared, loaded, here.world, batch_stats) if here.first else (),
+            batches=_first_batches(prepared, loaded, here.world_size, batch_stats) if here.first else (),
             resumed=checkpoint.step if checkpoint is not None else 0,
         )
         return cls(
@@ -258,7 +261,7 @@ class Session:
             rows_per_batch=run.data.rows_per_batch,
             seed=run.data.seed,
             balance=run.data.order,
-            world=run.world,
+            world_size=run.world_size,
             fingerprints={"plan": None if run.data.online else plan.fingerprint, "schedule": schedule.hash},
             measured=_inputs(prepared.dataset),
             evaluated=_evaluation_inputs(prepared),
@@ -349,7 +352,7 @@ class Session:
             predicted = replace(predicted, heaviest=heaviest(prepared, predicted))
         meter = StepMeter(
             model=predicted,
-            world=self.here.world,
+            world_size=self.here.world_size,
             rank=self.here.rank,
             capacity=prepared.numbers.packing_length if run.data.packing else None,
         )
@@ -365,8 +368,8 @@ class Session:
             on_host=loaded.on_host,
             on_step=watch.on_step,
             # With several processes the model is checked as it is wrapped.
-            packing_check=run.packing_check and self.here.world > 1,
-            on_packing_check=watch.on_packing_check if run.shares_weights else None,  # else it is shown before the run
+            packing_check=run.packing_check and self.here.world_size > 1,
+            on_packing_check=watch.on_packing_check if run.is_sharded else None,  # else it is shown before the run
             rank_timeout=run.rank_timeout,
             memory_model=None if run.data.online else predicted,
             callbacks=[watch],
@@ -425,13 +428,26 @@ def _end_status(trainer: PackedTrainer) -> tuple[str, str]:
     return "complete", ""
 
 
-def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:
-    from packtrain.modeling.preparation import collator_of, static_shapes
+def _with_possible_loss(prepared: Prepared, loaded: ReadyModel) -> Prepared:
+    """The loss from whole logits where an unlisted model's cannot be taken in chunks, which is the default."""
+    from packtrain.modeling.chunked_loss import why_not_chunked
 
-    constant = None
+    run = prepared.run
+    why = why_not_chunked(loaded.model) if prepared.dataset.contract.unlisted and run.step.chunked_loss else ""
+    if not why:
+        return prepared
+    step, setup = replace(run.step, chunked_loss=False), replace(run.setup, chunked_loss=False)
+    note = f"chunked_loss: false, since this model has {why}; logits of whole rows take more memory"
+    return replace(prepared, run=replace(run, step=step, setup=setup, notes=(*run.notes, note)))
+
+
+def _collator(prepared: Prepared, dataset: Dataset, loaded: ReadyModel) -> Any:
+    from packtrain.modeling.preparation import collator_of, round_up_shapes
+
+    static_shapes = None
     if loaded.compiled and dataset.config.packing:
-        constant = static_shapes(prepared.numbers.packing_length)
-    return collator_of(dataset, loaded, prepared.run.step.loss_weighting, constant)
+        static_shapes = round_up_shapes(prepared.numbers.packing_length)
+    return collator_of(dataset, loaded, prepared.run.step.loss_weighting, static_shapes)
 
 
 def _evaluation_inputs(prepared: Prepared) -> Mapping[str, Any] | None:
@@ -445,10 +461,14 @@ def _inputs(dataset: Dataset) -> Mapping[str, Any]:
     return dict(plan.inputs if dataset.config.online else plan.summary.inputs)
 
 
-def _first_batches(prepared: Prepared, loaded: ReadyModel, world: int, count: int) -> tuple[tuple[BatchInfo, ...], ...]:
+def _first_batches(
+    prepared: Prepared, loaded: ReadyModel, world_size: int, count: int
+) -> tuple[tuple[BatchInfo, ...], ...]:
     """The first batches of every rank, decoded as in training."""
     if not count:
         return ()
     collate = _collator(prepared, prepared.dataset, loaded)
-    loaders = (prepared.dataset.loader(collate, rank=rank, world=world, span="run") for rank in range(world))
+    loaders = (
+        prepared.dataset.loader(collate, rank=rank, world_size=world_size, span="run") for rank in range(world_size)
+    )
     return tuple(tuple(batch.info for batch in islice(loader, count)) for loader in loaders)

@@ -67,7 +67,7 @@ def train(
         _require_attention(given.training.attn_implementation, use_cpu=bool(given.training.use_cpu))
         config, measured = config_from_data(given, here, progress)
         overrides = ()
-    run = _resolve_run(config, overrides, here.world, resume=resume, max_samples=max_samples)
+    run = _resolve_run(config, overrides, here.world_size, resume=resume, max_samples=max_samples)
     _require_attention(run.model.attn_implementation, use_cpu=bool(run.arguments.get("use_cpu")))
     settings = read_settings(str(resolve_model(run.model.name, cache_dir() / "models")))
     run = _of_model(run, settings)
@@ -81,10 +81,10 @@ def train(
     make_cache(run.data.cache_root)
     run = with_template_date(run)
     if clear_cache:
-        if here.world > 1:  # one would remove what others are reading
+        if here.world_size > 1:  # one would remove what others are reading
             raise ConfigError(
                 "--clear-cache",
-                got=f"{here.world} processes",
+                got=f"{here.world_size} processes",
                 expected="one process",
                 fix="clear first: packtrain train CONFIG --clear-cache --dry-run, or packtrain cache clear",
             )
@@ -185,7 +185,7 @@ def _require_config_or_run(path: Path) -> None:
 
 
 def _resolve_run(
-    config: RunConfig | str | Path, overrides: Sequence[str], world: int, *, resume: bool, max_samples: int | None
+    config: RunConfig | str | Path, overrides: Sequence[str], world_size: int, *, resume: bool, max_samples: int | None
 ) -> ResolvedRun:
     """The run; a resumed one as it was started, whatever the config says by now.
 
@@ -193,7 +193,7 @@ def _resolve_run(
     """
     name = "run" if isinstance(config, RunConfig) else Path(config).stem
     given = config if isinstance(config, RunConfig) else load_config(config)
-    run = resolve_run(given, world=world, overrides=overrides, name=name, max_samples=max_samples)
+    run = resolve_run(given, world_size=world_size, overrides=overrides, name=name, max_samples=max_samples)
     if max_samples is not None:
         run = replace(run, folder=run.folder.with_name(f"{run.folder.name}-{max_samples}-samples"))
     # With max_samples it is another run than its config's, unless the config is that trial's.
@@ -221,7 +221,7 @@ def _resolve_run(
     new = [one for one in overrides if override_without_secrets(one) not in facts.invocation.overrides]
     before = config_of_run(run.folder, run.config)
     _require_secrets(facts, before)
-    resumed = resolve_run(before, world=world, overrides=new, name=name)
+    resumed = resolve_run(before, world_size=world_size, overrides=new, name=name)
     resumed = replace(resumed, length=replace(resumed.length, planned=facts.planned_epochs or 1))
     refuse_changes(before, resumed.config)
     changed = differences(facts.invocation.written, _written(given)) if moved is None else ()

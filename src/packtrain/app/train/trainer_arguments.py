@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from packtrain.app.train.prepare import Prepared
 from packtrain.app.train.resolve import ResolvedRun
 from packtrain.core.errors import ConfigError, in_one_line
 from packtrain.core.numbers import counted
+from packtrain.runs.derived import Course
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 _MANY_EPOCHS = 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """How a run optimizes, saves and evaluates, as its user wants to see it before the first step."""
-
-    rates: Mapping[str, float]  # by trained part of the model
-    schedule: str
-    warmup_steps: int
-    optimizer: str
-    weight_decay: float
-    max_grad_norm: float  # 0: gradients are not clipped
-    precision: str  # compute dtype
-    saves: str
-    saved_times: int  # checkpoints that are written
-    kept: int | None  # checkpoints that are kept; None: all
-    evaluates: str
-    logged_every: int  # steps
-    notes: tuple[str, ...]
 
 
 def make_course(
@@ -57,8 +38,12 @@ def make_course(
         kept=args.save_total_limit,
         evaluates=_evaluates(args, steps),
         logged_every=_every(args.logging_steps, steps) if args.logging_strategy == "steps" else steps,
-        notes=(*_never_reached(args, run, steps), *_many_epochs_note(epochs, evaluates=run.evaluation is not None)),
     )
+
+
+def course_notes(args: TrainingArguments, run: ResolvedRun, *, steps: int, epochs: float) -> tuple[str, ...]:
+    """What of these settings may not be meant."""
+    return (*_never_reached(args, run, steps), *_many_epochs_note(epochs, evaluates=run.evaluation is not None))
 
 
 def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> TrainingArguments:
@@ -68,7 +53,7 @@ def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> Trainin
     from packtrain.delivery.trainers.mixin import trainer_arguments
 
     run, dataset = prepared.run, prepared.dataset
-    derived = trainer_arguments(dataset.schedule, world=run.world, rows_per_batch=dataset.rows_per_batch)
+    derived = trainer_arguments(dataset.schedule, world_size=run.world_size, rows_per_batch=dataset.rows_per_batch)
     own = {**run.arguments, **derived, "max_steps": prepared.numbers.steps, "output_dir": str(run.folder)}
     own["gradient_checkpointing"] = False  # set on the model already, part by part
     if bf16_weights:
@@ -79,7 +64,7 @@ def make_arguments(prepared: Prepared, *, bf16_weights: bool = False) -> Trainin
     ):  # without it a launcher's processes would not find each other
         own["use_cpu"] = True
         own.pop("tf32", None)
-        if run.world > 1:
+        if run.world_size > 1:
             own.setdefault("ddp_backend", "gloo")
     return accepted_arguments(own, given=run.arguments)
 
@@ -114,16 +99,20 @@ def _saves(strategy: str, every: int, delay: int, kept: int | None, steps: int) 
         return f"none ({why}), unless the run is interrupted"
     if strategy == "steps" and every >= steps:
         return f"one, at the end (save_steps: {every})"
-    when = {"steps": f"every {every:,} steps and at the end", "epoch": "after every epoch"}.get(
+    when = {"steps": f"{_each(every)} and at the end", "epoch": "after every epoch"}.get(
         strategy, "after every evaluation that is the best"
     )
     first = f", from step {delay:,} on" if delay else ""
     return f"{when}{first}; {'all are' if kept is None else f'the newest {kept} are'} kept"
 
 
+def _each(every: int) -> str:
+    return "after every step" if every == 1 else f"every {every:,} steps"
+
+
 def _evaluates(args: TrainingArguments, steps: int) -> str:
     strategy = str(args.eval_strategy.value)
-    every = f"every {_every(args.eval_steps or args.logging_steps, steps):,} steps"
+    every = _each(_every(args.eval_steps or args.logging_steps, steps))
     return {"no": "", "epoch": "after every epoch"}.get(strategy, every)
 
 
@@ -150,7 +139,8 @@ def _never_reached(args: TrainingArguments, run: ResolvedRun, steps: int) -> Ite
         elif "eval_steps" in given and _every(args.eval_steps or 0, steps) > steps:
             yield f"eval_steps {args.eval_steps:g} is {end}: evaluation runs at the end only"
     if (warmup := args.get_warmup_steps(steps)) >= steps > 1:
-        yield f"the warm-up of {warmup:,} steps is longer than the run: learning rates stay below their set values"
+        length = counted(warmup, "step")
+        yield f"the warm-up of {length} is longer than the run: learning rates stay below their set values"
 
 
 def try_arguments(args: TrainingArguments) -> None:

@@ -47,7 +47,7 @@ from packtrain.families.family import BatchContract
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConstantShapes:
+class StaticShapes:
     """Every batch has the same shapes, so that compiled code is compiled once."""
 
     tokens: int
@@ -71,24 +71,24 @@ class PackCollator:
         pad_id: int,
         capacity: int | None = None,
         dtype: torch.dtype | None = None,
-        constant: ConstantShapes | None = None,
+        static_shapes: StaticShapes | None = None,
         boundaries: bool = False,
         pad_to_multiple: int = 1,
         alignment: int = 1,
         patch_size: int = 0,
         loss_weighting: LossWeighting = "token",
     ) -> None:
-        if capacity is not None and constant is not None and constant.tokens < capacity:
+        if capacity is not None and static_shapes is not None and static_shapes.tokens < capacity:
             raise ConfigError(
                 "static shapes",
-                got=f"{constant.tokens} tokens for packs of up to {capacity}",
+                got=f"{static_shapes.tokens} tokens for packs of up to {capacity}",
                 expected="at least the capacity of a pack",
             )
         for name, multiple in (("pad_to_multiple", pad_to_multiple), ("alignment", alignment)):
             if multiple < 1:
                 raise ConfigError(name, got=multiple, expected="1 or more")
         self._contract, self._pad_id, self._capacity, self.dtype = contract, pad_id, capacity, dtype
-        self._constant, self._boundaries = constant, boundaries or constant is not None
+        self._static_shapes, self._boundaries = static_shapes, boundaries or static_shapes is not None
         self._multiple, self.alignment, self._patch_size = pad_to_multiple, alignment, patch_size
         self._weighting = check_weighting(loss_weighting)
 
@@ -126,13 +126,13 @@ class PackCollator:
         """Padding tokens after each sample, and after the last; checks the length of the pack."""
         gaps = [-len(sample) % self.alignment for sample in row.samples]
         tokens = sum(len(sample) for sample in row.samples) + sum(gaps)
-        limits = [self._capacity, self._constant.tokens if self._constant is not None else None]
+        limits = [self._capacity, self._static_shapes.tokens if self._static_shapes is not None else None]
         limit = min((limit for limit in limits if limit is not None), default=tokens)
         if tokens > limit:
             raise too_long([row], row.samples, tokens, limit)
         length = -(-(tokens or EMPTY_TOKENS) // self._multiple) * self._multiple
-        if self._constant is not None:
-            length = self._constant.tokens
+        if self._static_shapes is not None:
+            length = self._static_shapes.tokens
         most = self._contract.longest_row
         if most is not None and length > most:
             raise DataError(
@@ -167,17 +167,17 @@ class PackCollator:
         """Where segments begin and end, for kernels that take them as numbers."""
         lengths = [length for length in _interleave([len(sample) for sample in row.samples], gaps) if length]
         longest = max(lengths)
-        if self._constant is not None and self._constant.segments is not None:
-            if len(lengths) > self._constant.segments:
+        if self._static_shapes is not None and self._static_shapes.segments is not None:
+            if len(lengths) > self._static_shapes.segments:
                 raise DataError(
                     pack_name(row),
                     got=f"{len(row.samples)} samples" + (" and padding" if any(gaps) else ""),
-                    expected=f"at most {self._constant.segments} segments",
+                    expected=f"at most {self._static_shapes.segments} segments",
                     fix="raise the segments of the static shapes, or limit the samples per pack",
                 )
             # Empty segments after the last.
-            lengths += [0] * (self._constant.segments - len(lengths))
-            longest = self._constant.tokens
+            lengths += [0] * (self._static_shapes.segments - len(lengths))
+            longest = self._static_shapes.tokens
         ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 

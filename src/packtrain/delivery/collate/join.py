@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 from packtrain.core.errors import DataError, require
 from packtrain.core.modality import PIXELS
 from packtrain.core.numbers import counted
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, IGNORED, IMAGE, EncodedSample, PackedRow
-from packtrain.delivery.loader.workers import empty_batch_tensor
+from packtrain.delivery.collate.shared_memory import empty_batch_tensor
+from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, EncodedSample, PackedRow
 from packtrain.families.family import BatchContract
+from packtrain.packing.schedule import EMPTY_PACK
 
 EMPTY_TOKENS = 8  # of a row that carries nothing: a few, so that no kernel meets a special case
 
@@ -83,7 +84,10 @@ def join_media(
         if how == "rows":
             present = list(_require_same_size(name, samples, present))
         elif how == "samples":
-            present = _rows_of_images(parts, present)
+            parts = _as_wide_as_text(parts, samples)
+            present = _rows_of_images(parts, [part for part in parts if part is not None])
+        elif how == "columns":
+            dim = present[0].ndim - 1
         elif how == "padded":
             present = [pad_ends(part, _largest(present, range(1, part.ndim))) for part in present]
         elif how == "tiles":
@@ -146,6 +150,13 @@ def _rows_of_images(parts: Sequence[Tensor | None], present: Sequence[Tensor]) -
     sizes = _largest(present, range(1, present[0].ndim))
     empty = present[0].new_zeros((1, *(sizes[dim] for dim in sorted(sizes))))
     return [empty if part is None else pad_ends(part, sizes) for part in parts]
+
+
+def _as_wide_as_text(parts: Sequence[Tensor | None], samples: Sequence[EncodedSample]) -> list[Tensor | None]:
+    """(1, tokens, ...) of each sample as wide as the longest text; others stay."""
+    width = max(map(len, samples))
+    along = all(part is None or part.shape[1:2] == (len(one),) for part, one in zip(parts, samples, strict=True))
+    return [pad_ends(part, {1: width}) if along and part is not None else part for part in parts]
 
 
 def _largest(parts: Sequence[Tensor], dims: Iterable[int]) -> dict[int, int]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from packtrain.core.errors import DriftError, RecordError, require
 from packtrain.core.fingerprint import differences
+from packtrain.core.modality import count_media
 from packtrain.core.values import Media, MediaHeader, Record
 from packtrain.delivery.encode.decode import Decoded, decode_frames, decode_image, media_header
 from packtrain.delivery.encode.encoded_sample import IGNORED, EncodedSample, SampleCounts, VisionCounts
@@ -149,13 +150,14 @@ class SampleEncoder:
 
         text, expansions = self._text_side(record, [medium.header for medium in decoded], row)
         ids, labels, kinds = text.expand()
+        counts = count_media(medium.header.kind for medium in decoded)
         if expected is not None:
             actual = SampleCounts(
                 tokens=len(ids),
                 patches=sum(expansion.patches for expansion in expansions),
                 supervised_tokens=int((labels != IGNORED).sum()),
-                images=sum(medium.header.kind == "image" for medium in decoded),
-                videos=sum(medium.header.kind == "video" for medium in decoded),
+                images=counts["images"],
+                videos=counts["videos"],
             )
             require_as_planned(
                 record,
@@ -183,8 +185,8 @@ class SampleEncoder:
             position_ids=self._positions.of(input_ids, token_kinds, media),
             token_kinds=token_kinds,
             media=media,
-            num_images=sum(medium.header.kind == "image" for medium in shown),
-            num_videos=sum(medium.header.kind == "video" for medium in shown),
+            num_images=counts["images"] if shown else 0,
+            num_videos=counts["videos"] if shown else 0,
             vision=VisionCounts.total(map(_vision_counts, expansions if shown else ())),
             first=start == 0,
         )

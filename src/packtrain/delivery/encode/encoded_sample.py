@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100  # a label that carries no loss
-EMPTY_PACK = -1
 TEXT, IMAGE, VIDEO = TEXT_KIND, MODALITIES["image"].token_kind, MODALITIES["video"].token_kind
 
 

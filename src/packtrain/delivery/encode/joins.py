@@ -169,6 +169,7 @@ _JOINS: Mapping[Join, Callable[[Sequence[Any]], Any]] = {
     "tiles": lambda tensors: _concatenated(tensors, 0, lambda at: at == 1),
     "padded": lambda tensors: _concatenated(tensors, 0, lambda at: True),
     "images": lambda tensors: _concatenated(tensors, _ALONG_IMAGES, lambda at: at > 1),
+    "columns": lambda tensors: _concatenated(tensors, tensors[0].ndim - 1, lambda at: False),
 }
 assert set(_JOINS) < set(get_args(Join))
 
@@ -205,4 +206,5 @@ def _positions(model: Any, settings: ProcessorSettings) -> Any:
 def _small_media(model: Any, outputs: ProcessorOutputs) -> dict[str, np.ndarray]:
     """What `get_image_features` takes of one small image; empty where the model has no such method."""
     taken = _parameters(_base(model), names=("get_image_features",))
-    return {name: value.numpy() for name, value in outputs.items() if name in taken and name not in _OURS}
+    chosen = {name: value for name, value in outputs.items() if name in taken and name not in _OURS}
+    return {name: (value.float() if value.is_floating_point() else value).numpy() for name, value in chosen.items()}

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from packtrain.core.errors import DataError, RecordError
-from packtrain.core.retries import Answer, retry
+from packtrain.core.retries import PAUSES, Answer, retry
 from packtrain.core.values import LedgerEntry, Record
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackedRow, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
 from packtrain.packing.pack_plan import PackPlan
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 
 if TYPE_CHECKING:
     from packtrain.delivery.encode.encoded_sample import SampleCounts
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 STAGE = "deliver"  # of ledger entries of samples that were planned and could not be delivered
-PAUSES = (0.1, 0.5, 2.0)  # seconds before each new attempt after a fault while media were read
 
 
 class Encoder(Protocol):
@@ -137,7 +136,7 @@ def delivery_failure(id: str, origin: str, error: RecordError) -> LedgerEntry:
 def read_media(read: Callable[[], Answer], id: str, origin: str) -> Answer:
     """Call `read`, with a few more attempts if media cannot be read."""
     try:
-        return retry(read, PAUSES)
+        return retry(read)
     except OSError as error:
         raise DataError(
             f"sample {id} ({origin})",

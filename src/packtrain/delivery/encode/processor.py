@@ -28,7 +28,7 @@ from packtrain.families.dialect import Dialect, dialect_of, template_variables
 from packtrain.families.family import ProcessorSettings
 from packtrain.families.part_limits import MediaRules
 from packtrain.families.registry import find_family, load_rule
-from packtrain.measuring.drift import Reality
+from packtrain.measuring.drift import ProcessorCounts
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 
@@ -113,17 +113,17 @@ class RealProcessor:
 
     # ---- encoding
 
-    def encode(self, record: Record, store: MediaStore) -> Reality:
+    def encode(self, record: Record, store: MediaStore) -> ProcessorCounts:
         """Ids and pixels of one record, counted."""
         return self.count(record, self.outputs(record, store))
 
-    def count(self, record: Record, outputs: ProcessorOutputs) -> Reality:
+    def count(self, record: Record, outputs: ProcessorOutputs) -> ProcessorCounts:
         """What the processor returned for a record, counted."""
         ids = outputs["input_ids"]
         patches, largest = self._patches(outputs)
         image, video = self.token_ids("image"), self.token_ids("video")
         media = image | video
-        return Reality(
+        return ProcessorCounts(
             ids=ids,
             media_tokens=sum(i in media for i in ids) if media else None,
             video_tokens=sum(i in video - image for i in ids),

@@ -185,9 +185,6 @@ def _write(table: CostTable, path: Path, fingerprint: str) -> None:
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault of the disk or the network
-
-
 class RecordReader:
     """Reads the records of a table's rows. It pickles; every process opens its files for itself."""
 
@@ -238,7 +235,7 @@ class RecordReader:
                 return entry
 
         try:
-            return retry(read, PAUSES)
+            return retry(read)
         except (OSError, RecordError) as error:  # RecordError: a file that is gone, or damaged as a whole
             self._raise_unreadable(row, error)
 

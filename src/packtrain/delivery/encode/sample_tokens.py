@@ -2,7 +2,7 @@
 
 layout    <s>user: <image>what?  assistant: a cat</s>
 ids       1  2      9      3     4          5 6  7        as kept
-learned                                     ^----^        spans [5, 8) of what is kept
+supervised                                  ^----^        spans [5, 8) of what is kept
 runs                9 x 4
 expanded  1  2   9 9 9 9   3     4          5 6  7        as the model gets it
 """
@@ -34,7 +34,7 @@ class SampleTokens:
     """Tokens of one whole sample. They depend on its text and on the expansions of its media, and on no pixel."""
 
     ids: np.ndarray  # (tokens,) int32, a run of media tokens as one of them
-    learned: np.ndarray  # (spans, 2) int32: tokens that carry loss, start and end
+    supervised: np.ndarray  # (spans, 2) int32: tokens that carry loss, start and end
     runs: np.ndarray  # (runs, 3) int32: which token, how often, of which kind
     key: int = 0  # `sample_key` of what they were made from, where they are kept
 
@@ -60,15 +60,15 @@ class SampleTokens:
             supervised[at] = False
             runs.append((at, run.count, _KINDS[run.kind]))
         supervised[0] = False
-        return cls(ids=ids, learned=_spans(supervised), runs=np.array(runs, dtype=np.int32).reshape(-1, 3))
+        return cls(ids=ids, supervised=_spans(supervised), runs=np.array(runs, dtype=np.int32).reshape(-1, 3))
 
     @classmethod
     def of_ids(cls, tokens: TokenIds) -> SampleTokens:
         """Tokens that came as such."""
-        learned = [(max(first, 1), end) for first, end in tokens.learned if end > 1]
+        spans = [(max(first, 1), end) for first, end in tokens.supervised if end > 1]
         return cls(
             ids=np.array(tokens.ids, dtype=np.int32),
-            learned=np.array(learned, dtype=np.int32).reshape(-1, 2),
+            supervised=np.array(spans, dtype=np.int32).reshape(-1, 2),
             runs=np.zeros((0, 3), dtype=np.int32),
         )
 
@@ -81,7 +81,7 @@ class SampleTokens:
     def check(self) -> int:
         """A checksum of everything in it."""
         checksum = zlib.crc32(self.key.to_bytes(8, "little", signed=True))
-        for part in (self.ids, self.learned, self.runs):
+        for part in (self.ids, self.supervised, self.runs):
             checksum = zlib.crc32(len(part).to_bytes(8, "little"), checksum)
             checksum = zlib.crc32(part.tobytes(), checksum)
         return checksum
@@ -90,7 +90,7 @@ class SampleTokens:
         """Ids, labels and kinds of tokens, int64, runs of media repeated; arrays of their own."""
         ids = self.ids.astype(np.int64)
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
-        for first, end in self.learned.tolist():
+        for first, end in self.supervised.tolist():
             labels[first:end] = ids[first:end]
         kinds = np.full(len(ids), TEXT, dtype=np.int64)
         if not len(self.runs):

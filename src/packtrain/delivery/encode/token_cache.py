@@ -41,14 +41,14 @@ from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import plan_inputs
 from packtrain.records.shards.data_files import LocalFiles
 
-KIND, VERSION = "sample-tokens", 4
+KIND, VERSION = "sample-tokens", 5
 TOKENS = "tokens.json"
 NOT_KEPT = -1  # the check of a row whose record could not be tokenized
 FINGERPRINT = b"packtrain.fingerprint"
 PART_TOKENS = 4_000_000  # of text; 16 MB
 PART_ROWS = 16_384
 _NUMBERS = pa.list_(pa.field("item", pa.int32(), nullable=False))
-_LISTS = {"ids": (-1,), "learned": (-1, 2), "runs": (-1, 3)}
+_LISTS = {"ids": (-1,), "supervised": (-1, 2), "runs": (-1, 3)}
 PART_SCHEMA = pa.schema(
     [
         *(pa.field(name, _NUMBERS, nullable=False) for name in _LISTS),

@@ -36,11 +36,11 @@ from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract, refu
 from packtrain.delivery.encode.pixels import Positions
 from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
 from packtrain.families.contracts import contract_for
-from packtrain.families.encoder import Priced, RecordEncoder, Sized
+from packtrain.families.encoder import RecordEncoder, SizedRecord, SupervisedCost
 from packtrain.families.family import BatchContract, TextOnly
 from packtrain.families.registry import load_rule
 from packtrain.families.tokenizer import Runs, covered_by_all
-from packtrain.measuring.drift import Reality
+from packtrain.measuring.drift import ProcessorCounts
 from packtrain.measuring.measurer import CostRule, FamilyRule
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
@@ -59,7 +59,7 @@ class ProcessedRecord:
     labels: Ids  # IGNORED at the first token, on media and on what `loss_on` leaves out
     kinds: Ids  # TEXT, IMAGE or VIDEO
     outputs: ProcessorOutputs
-    counts: Reality
+    counts: ProcessorCounts
     supervision: Supervision
 
 
@@ -186,17 +186,17 @@ class ProcessorRule:
     def __init__(self, request: Request) -> None:
         self._records = RecordProcessor(request)
 
-    def price(self, batch: Sequence[Sized], store: MediaStore) -> list[Priced | RecordError]:
+    def compute_costs(self, batch: Sequence[SizedRecord], store: MediaStore) -> list[SupervisedCost | RecordError]:
         """One record after the other, encoded for real."""
-        priced: list[Priced | RecordError] = []
+        costs: list[SupervisedCost | RecordError] = []
         for sized in batch:
             try:
-                priced.append(self._price(sized.record, sized.headers, store))
+                costs.append(self._compute_cost(sized.record, sized.headers, store))
             except RecordError as error:
-                priced.append(error)
-        return priced
+                costs.append(error)
+        return costs
 
-    def _price(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> Priced:
+    def _compute_cost(self, record: Record, headers: tuple[MediaHeader, ...], store: MediaStore) -> SupervisedCost:
         if record.tokens is not None:
             return self._records.text.cost(record, headers)
         try:
@@ -339,6 +339,8 @@ class ProcessorEncoder:
                 tensor = torch.from_numpy(sample.kinds)[None]
             if tensor is None:
                 continue
+            if tensor.is_floating_point():
+                tensor = tensor.float()  # some processors return half precision
             if join == "text":
                 media[name] = tensor[:, start:end]
             elif start == 0:

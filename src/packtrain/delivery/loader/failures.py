@@ -118,11 +118,11 @@ class FailureCounter:
 
     def _add_up(self, group: ProcessGroup | None, vote: bool = False) -> None:
         distributed = dist.is_available() and dist.is_initialized()
-        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if distributed else (0, 1)
+        rank, world_size = (dist.get_rank(group), dist.get_world_size(group)) if distributed else (0, 1)
         mine, lines = (self._new_samples, len(self._new_lines), int(vote)), [self._new_lines]
-        total, num_new, self._votes = mine if world == 1 else _sum(mine, group)
-        if num_new and world > 1:  # all ranks know the sum, so all take part
-            lines = [[] for _ in range(world)]
+        total, num_new, self._votes = mine if world_size == 1 else _sum(mine, group)
+        if num_new and world_size > 1:  # all ranks know the sum, so all take part
+            lines = [[] for _ in range(world_size)]
             dist.all_gather_object(lines, self._new_lines, group=group)
         self._new_samples, self._new_lines = 0, []
         new = sorted((line for part in lines for line in part), key=_Line.place) if num_new else []
@@ -130,17 +130,17 @@ class FailureCounter:
         failures = [line.entry for line in new if not line.entry.filtered]
         self._failures += len(failures)
         self._reasons.update(f"{entry.stage}: {entry.reason}" for entry in failures)
-        self._write(new, rank, world, group)
+        self._write(new, rank, world_size, group)
 
-    def _write(self, new: list[_Line], rank: int, world: int, group: ProcessGroup | None) -> None:
+    def _write(self, new: list[_Line], rank: int, world_size: int, group: ProcessGroup | None) -> None:
         """Let the first rank write; a fault of its disk is one of all ranks, or the others would wait for it."""
         if self._ledger is None or (not new and self._ledger.is_open):
             return
         written = self._ledger.append(new, self._ledger_bytes) if rank == 0 else None
         outcome: list[int | str | None] = [written]
-        if world > 1:
+        if world_size > 1:
             # Not a broadcast: that one names its source by the rank in the whole job, not in the group.
-            outcome = [None] * world
+            outcome = [None] * world_size
             dist.all_gather_object(outcome, written, group=group)
         self._ledger.is_open = True
         size = outcome[0]

@@ -21,12 +21,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from packtrain.core.errors import DataError, PacktrainError, describe_exits, in_one_line
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, PackedRow
+from packtrain.delivery.collate.shared_memory import SharedBatches
+from packtrain.delivery.encode.encoded_sample import PackedRow
 from packtrain.delivery.encode.pack_source import PackSource
-from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, PackSampler, Span, rank_and_world
+from packtrain.delivery.loader.sampler import LoaderPosition, LoaderProgress, LoaderSpan, PackSampler, rank_and_world
 from packtrain.delivery.loader.workers import (
     WORKER_DIED,
-    SharedBatches,
     advice,
     defer_worker_deaths,
     exit_codes,
@@ -34,7 +34,7 @@ from packtrain.delivery.loader.workers import (
     shared_memory_full,
     signals_blocked,
 )
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 
 Collate = Callable[[Sequence[PackedRow]], Any]
 MOST_FILES = 5  # named where a worker has died
@@ -57,8 +57,8 @@ class PackLoader(DataLoader):
         collator: Collate,
         *,
         rank: int | None = None,
-        world: int | None = None,
-        span: Span = "epoch",
+        world_size: int | None = None,
+        span: LoaderSpan = "epoch",
         rows_per_batch: int = 1,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
@@ -68,10 +68,10 @@ class PackLoader(DataLoader):
         multiprocessing_context: str | None = None,
     ) -> None:
         detected = rank_and_world()
-        rank, world = (
-            default if value is None else value for value, default in zip((rank, world), detected, strict=True)
+        rank, world_size = (
+            default if value is None else value for value, default in zip((rank, world_size), detected, strict=True)
         )
-        sampler = PackSampler(schedule, rank, world, span=span, rows_per_batch=rows_per_batch)
+        sampler = PackSampler(schedule, rank, world_size, span=span, rows_per_batch=rows_per_batch)
         self._position = LoaderPosition(sampler)
         self._stream: Mapping[str, Any] | None = None  # of packs that were not measured: from where to read on
         super().__init__(
@@ -92,7 +92,7 @@ class PackLoader(DataLoader):
 
     def __repr__(self) -> str:
         sampler = self.batch_sampler
-        rank = f"rank {sampler.rank} of {sampler.world}"
+        rank = f"rank {sampler.rank} of {sampler.world_size}"
         return f"PackLoader({self.schedule!r}, {rank}, epoch {self.epoch}, {self.num_workers} workers)"
 
     # ---- position
@@ -255,29 +255,29 @@ class PackStream(IterableDataset[PackedRow]):
         schedule: Schedule,
         *,
         rank: int | None = None,
-        world: int | None = None,
+        world_size: int | None = None,
         rows_per_batch: int = 1,
     ) -> None:
         detected = rank_and_world()
-        rank, world = (
-            default if value is None else value for value, default in zip((rank, world), detected, strict=True)
+        rank, world_size = (
+            default if value is None else value for value, default in zip((rank, world_size), detected, strict=True)
         )
         self._source = source
-        self._position = LoaderPosition(PackSampler(schedule, rank, world, rows_per_batch=rows_per_batch))
+        self._position = LoaderPosition(PackSampler(schedule, rank, world_size, rows_per_batch=rows_per_batch))
 
     @property
     def place(self) -> tuple[int, int, int, int]:
-        """Rank, world, and the epoch and pack with which the next iteration begins: what a copy elsewhere needs."""
+        """Rank, world size, and the epoch and pack that the next iteration begins with: what a copy elsewhere needs."""
         sampler = self._position.sampler
-        return sampler.rank, sampler.world, sampler.epoch, sampler.next_pack
+        return sampler.rank, sampler.world_size, sampler.epoch, sampler.next_pack
 
     @classmethod
     def at(
         cls, source: PackSource, schedule: Schedule, place: tuple[int, int, int, int], *, rows_per_batch: int = 1
     ) -> PackStream:
         """A stream at the position of another one."""
-        rank, world, epoch, next_pack = place
-        stream = cls(source, schedule, rank=rank, world=world, rows_per_batch=rows_per_batch)
+        rank, world_size, epoch, next_pack = place
+        stream = cls(source, schedule, rank=rank, world_size=world_size, rows_per_batch=rows_per_batch)
         stream._position.sampler.seek(epoch, next_pack)
         return stream
 

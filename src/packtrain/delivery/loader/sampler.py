@@ -12,9 +12,9 @@ from torch.utils.data import Sampler
 
 from packtrain.core.errors import ConfigError, nearest
 from packtrain.delivery.encode.encoded_sample import PackKey
-from packtrain.packing.schedule import EMPTY, LoaderState, Schedule
+from packtrain.packing.schedule import EMPTY_PACK, LoaderState, Schedule
 
-Span = Literal["epoch", "run"]
+LoaderSpan = Literal["epoch", "run"]
 
 
 class MicroBatch(NamedTuple):
@@ -39,16 +39,24 @@ class PackSampler(Sampler[list[PackKey]]):
     """
 
     def __init__(
-        self, schedule: Schedule, rank: int = 0, world: int = 1, *, span: Span = "epoch", rows_per_batch: int = 1
+        self,
+        schedule: Schedule,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        span: LoaderSpan = "epoch",
+        rows_per_batch: int = 1,
     ) -> None:
-        if world < 1 or not 0 <= rank < world:
-            raise ConfigError("rank, world", got=f"{rank}, {world}", expected="a rank from 0 to world - 1")
-        if span not in get_args(Span):
-            names = get_args(Span)
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ConfigError(
+                "rank, world_size", got=f"{rank}, {world_size}", expected="a rank from 0 to world_size - 1"
+            )
+        if span not in get_args(LoaderSpan):
+            names = get_args(LoaderSpan)
             raise ConfigError("span", got=span, expected=", ".join(names), fix=nearest(str(span), names))
         if isinstance(rows_per_batch, bool) or not isinstance(rows_per_batch, int) or rows_per_batch < 1:
             raise ConfigError("rows_per_batch", got=rows_per_batch, expected="a positive integer")
-        self.schedule, self.rank, self.world, self.span = schedule, rank, world, span
+        self.schedule, self.rank, self.world_size, self.span = schedule, rank, world_size, span
         self.rows_per_batch = rows_per_batch
         self.epoch = 0
         self.next_pack = 0
@@ -56,7 +64,7 @@ class PackSampler(Sampler[list[PackKey]]):
     @property
     def accumulation(self) -> int:
         """Micro-batches of one optimizer step."""
-        return self.schedule.accumulation(self.world, self.rows_per_batch)
+        return self.schedule.accumulation(self.world_size, self.rows_per_batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch; the current one is not restarted."""
@@ -72,7 +80,7 @@ class PackSampler(Sampler[list[PackKey]]):
         if self.span == "run":
             return self.schedule.num_steps() * self.accumulation
         whole, rest = divmod(self.schedule.plan.epoch(self.epoch).num_packs, self.schedule.packs_per_step)
-        return whole * self.accumulation + -(-rest // (self.world * self.rows_per_batch))
+        return whole * self.accumulation + -(-rest // (self.world_size * self.rows_per_batch))
 
     def __iter__(self) -> Iterator[list[PackKey]]:
         return (list(micro_batch.keys) for micro_batch in self.micro_batches())
@@ -96,16 +104,16 @@ class PackSampler(Sampler[list[PackKey]]):
 
     def _step(self, epoch: int, number: int, done: int) -> Iterator[MicroBatch]:
         rows = self.rows_per_batch
-        packs = self.schedule.micro_batches(epoch, number, self.world, done, rows_per_batch=rows)
+        packs = self.schedule.micro_batches(epoch, number, self.world_size, done, rows_per_batch=rows)
         if self.span == "epoch":
-            packs = packs[(packs != EMPTY).any(axis=1)]
+            packs = packs[(packs != EMPTY_PACK).any(axis=1)]
         mine = packs[:, self.rank * rows : (self.rank + 1) * rows].tolist()
-        counts = (packs != EMPTY).sum(axis=1).tolist()
+        counts = (packs != EMPTY_PACK).sum(axis=1).tolist()
         trained = number * self.schedule.packs_per_step + done
         before = self.accumulation - len(mine)
         for at, (batch, count) in enumerate(zip(mine, counts, strict=True)):
             trained += count
-            key = PackKey(epoch=epoch, pack=EMPTY, step=number, micro_batch=before + at, last=at == len(mine) - 1)
+            key = PackKey(epoch=epoch, pack=EMPTY_PACK, step=number, micro_batch=before + at, last=at == len(mine) - 1)
             yield MicroBatch(tuple(key._replace(pack=pack) for pack in batch), epoch, trained)
 
 
@@ -118,13 +126,13 @@ def rank_and_world() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def check_ranks(rank: int, world: int) -> None:
+def check_ranks(rank: int, world_size: int) -> None:
     """Refuse a trainer that counts other ranks than were started: each process would train a model of its own."""
     there = rank_and_world()
-    if (rank, world) != there:
+    if (rank, world_size) != there:
         raise ConfigError(
             "ranks",
-            got=f"rank {rank} of {world} in the trainer, rank {there[0]} of {there[1]} as launched",
+            got=f"rank {rank} of {world_size} in the trainer, rank {there[0]} of {there[1]} as launched",
             expected="the same in both",
             fix="without GPUs, set it: TrainingArguments(use_cpu=True), Accelerator(cpu=True), "
             "lightning.Trainer(accelerator='cpu', strategy='ddp', devices=...); or start one process",

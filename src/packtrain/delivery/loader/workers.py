@@ -1,29 +1,22 @@
-"""Worker processes: which signals they hear, the memory they share, and what their loader says of those that die.
+"""Worker processes: which signals they hear, and what their loader says of those that die.
 
 Signals to a whole group, as terminals and launchers send them, are for the process that trains: it has to save. A
 worker begins with them blocked, leaves the group, and forgets those that came meanwhile. Until it has left, torch's own
 handlers, or none, would end it. A worker whose process is gone notices that by itself.
-
-Batches are in shared memory that has no name, so nothing of it is left when its processes are killed.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any, Protocol
-
-import torch
-from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from packtrain.core.errors import MemoryLimitError
 
@@ -33,18 +26,18 @@ _SHM = "/dev/shm"
 _FULL = re.compile(r"(allocate|map) shared memory|unable to (write to|open|resize) (shared|file </torch_)")
 
 
-class Waiting(Protocol):
+class WaitState(Protocol):
     """An iteration over the batches of a loader."""
 
     waiting: bool  # is it inside `next`, so that it can say what has happened?
     pids: frozenset[int]  # of its workers
 
 
-_watched: weakref.WeakSet[Waiting] = weakref.WeakSet()
+_watched: weakref.WeakSet[WaitState] = weakref.WeakSet()
 _installed: list[Any] = []
 
 
-def defer_worker_deaths(waits: Waiting) -> None:
+def defer_worker_deaths(waits: WaitState) -> None:
     """Keep torch from raising the death of these workers in the middle of whatever the caller does meanwhile.
 
     Its handler of SIGCHLD still runs. The loader looks at its workers before every batch, so nothing is lost by that.
@@ -125,39 +118,3 @@ def leave_group(worker: int) -> None:
     while came := signal.sigpending().intersection(_TO_GROUPS):
         signal.sigwait(came)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_GROUPS)
-
-
-def empty_batch_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Memory for a tensor; of a worker, memory that it shares, so that handing it over does not copy it again."""
-    size = math.prod(shape) * dtype.itemsize
-    if get_worker_info() is None or not size:
-        return torch.empty(tuple(shape), dtype=dtype)
-    return torch.empty(0, dtype=dtype).set_(_storage(size), 0, tuple(shape))
-
-
-def _storage(size: int) -> torch.UntypedStorage:
-    if not hasattr(os, "memfd_create"):
-        return torch.UntypedStorage._new_shared(size)
-    # A file in /dev/shm, as torch makes it, stays there where its process is killed before it could be unlinked, and
-    # /dev/shm of a container is small.
-    descriptor = os.memfd_create("packtrain-batch", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, size)
-        return torch.UntypedStorage._new_shared_fd_cpu(descriptor, size)
-    finally:
-        os.close(descriptor)  # the storage has its own
-
-
-class SharedBatches:
-    """A collator whose batches are, in a worker, all in such memory."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, rows: Any) -> Any:
-        batch = self.collate(rows)
-        if get_worker_info() is not None and isinstance(batch, dict):
-            for name, value in batch.items():
-                if isinstance(value, Tensor) and value.device.type == "cpu" and not value.is_shared():
-                    batch[name] = empty_batch_tensor(value.shape, value.dtype).copy_(value)
-        return batch

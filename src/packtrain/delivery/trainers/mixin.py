@@ -68,12 +68,12 @@ class PackedData(Protocol):
         ...
 
 
-def trainer_arguments(schedule: Schedule, *, world: int | None = None, rows_per_batch: int = 1) -> dict[str, Any]:
+def trainer_arguments(schedule: Schedule, *, world_size: int | None = None, rows_per_batch: int = 1) -> dict[str, Any]:
     """The TrainingArguments that follow from a schedule and a dataset's `rows_per_batch`; give them beside your own."""
-    world = rank_and_world()[1] if world is None else world
+    world_size = rank_and_world()[1] if world_size is None else world_size
     return {
         "per_device_train_batch_size": rows_per_batch,  # 1: one pack is one row
-        "gradient_accumulation_steps": schedule.accumulation(world, rows_per_batch),
+        "gradient_accumulation_steps": schedule.accumulation(world_size, rows_per_batch),
         "max_steps": schedule.num_steps(),
         "num_train_epochs": schedule.plan.num_epochs,
         "remove_unused_columns": False,
@@ -90,7 +90,7 @@ def with_derived(args: TrainingArguments, schedule: Schedule, *, rows_per_batch:
     its default looks like one that was not: a warning names what is replaced.
     """
     derived = copy.copy(args)  # the same arguments may be meant for another dataset, too
-    values = trainer_arguments(schedule, world=args.world_size, rows_per_batch=rows_per_batch)
+    values = trainer_arguments(schedule, world_size=args.world_size, rows_per_batch=rows_per_batch)
     if "num_train_epochs" in _set(args) and "max_steps" not in _set(args):
         values["max_steps"] = _count_steps(args.num_train_epochs, schedule)
     replaced = {name: value for name, value in values.items() if name not in _set(args)}
@@ -135,7 +135,7 @@ def check_arguments(
     args: TrainingArguments,
     schedule: Schedule,
     *,
-    world: int | None = None,
+    world_size: int | None = None,
     rows_per_batch: int = 1,
     packing: bool = True,
     own_loss: bool = False,
@@ -145,8 +145,8 @@ def check_arguments(
     Also those of Trainer and TRL that would do nothing, or something else, on packs. `packing`: rows may hold several
     samples. `own_loss`: the loss is one of the user's.
     """
-    world = args.world_size if world is None else world
-    required = trainer_arguments(schedule, world=world, rows_per_batch=rows_per_batch)
+    world_size = args.world_size if world_size is None else world_size
+    required = trainer_arguments(schedule, world_size=world_size, rows_per_batch=rows_per_batch)
     steps = required["max_steps"]
     problems = [
         f"{name}: {getattr(args, name)} instead of {required[name]} ({why})"
@@ -279,7 +279,7 @@ class PackedTrainerMixin:
         return dataset.loader(
             collator=collator,
             rank=args.process_index,
-            world=args.world_size,
+            world_size=args.world_size,
             num_workers=args.dataloader_num_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
             pin_memory=args.dataloader_pin_memory,

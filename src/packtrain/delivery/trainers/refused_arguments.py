@@ -1,6 +1,7 @@
 """The TrainingArguments that are refused on packs: one table, each row with who refuses it, and why.
 
-Those that follow from a schedule (batch size, accumulation, steps) are compared with it instead, see `mixin`.
+Not in it: arguments that follow from a schedule (batch size, accumulation, steps), which `mixin` compares with it; and
+settings of a config that contradict each other, which are in `config.arguments`.
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ REFUSED: tuple[RefusedArgument, ...] = (
         "neftune_noise_alpha",
         "its noise shrinks with the length of a row, so packed samples get less; leave it out, or train padded rows "
         "(packing: false)",
+        PACKS | TRAINER,  # whatever the collator is
         wrong=_is_turned_on,
         only_packed=True,
     ),
@@ -179,6 +181,13 @@ REFUSED: tuple[RefusedArgument, ...] = (
     RefusedArgument("fp16_full_eval", "it would cast the trained weights", TRAINER),
     RefusedArgument("bf16_full_eval", "it would cast the trained weights", TRAINER),
 )
+
+# What PackedTrainer refuses of what Trainer takes beside its TrainingArguments.
+REFUSED_OPTIONS = {
+    "compute_metrics": "there are no logits, only a loss",
+    "preprocess_logits_for_metrics": "there are no logits, only a loss",
+    "model_init": "pass a model prepared for packs",
+}
 
 
 def refused_arguments(args: TrainingArguments, by: RefusedBy, *, packing: bool = True) -> list[str]:

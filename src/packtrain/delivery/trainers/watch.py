@@ -171,7 +171,7 @@ class RankWatchdog:
         self,
         store: Store,
         rank: int,
-        world: int,
+        world_size: int,
         *,
         deadline: float = 120.0,  # seconds until all ranks have ended
         step_deadline: float | None = None,  # the same for a rank that falls behind; None: deadline
@@ -183,15 +183,15 @@ class RankWatchdog:
         if not 0 < deadline <= slowest or start_deadline < deadline:
             got = f"deadline {deadline}, step_deadline {step_deadline}, start_deadline {start_deadline}"
             raise ConfigError("rank watch", got=got, expected="0 < deadline <= step_deadline, start_deadline")
-        if not 0 <= rank < world:
-            raise ConfigError("rank watch", got=f"rank {rank} of {world}", expected="a rank below the world size")
-        self._store, self._rank, self._world, self._action = store, rank, world, action
+        if not 0 <= rank < world_size:
+            raise ConfigError("rank watch", got=f"rank {rank} of {world_size}", expected="a rank below the world size")
+        self._store, self._rank, self._world_size, self._action = store, rank, world_size, action
         self._interval = min(deadline / _ROUNDS, _LONGEST_INTERVAL)
         reserve = _RESERVE * self._interval
         self._timeouts = Timeouts(silent=deadline - reserve, behind=slowest - reserve, start=start_deadline)
         self._own = Heartbeat(number=0, host=host or socket.gethostname())
         self._sent_at = 0.0  # when the last heartbeat was sent
-        self._watched = range(world) if rank == _WATCHDOG_RANK else (_WATCHDOG_RANK,)
+        self._watched = range(world_size) if rank == _WATCHDOG_RANK else (_WATCHDOG_RANK,)
         self._heartbeats: dict[int, Heartbeat | None] = dict.fromkeys(self._watched)
         self._rounds = 0  # in which the store answered
         self._lock = threading.Lock()
@@ -204,16 +204,16 @@ class RankWatchdog:
     @classmethod
     def of_group(cls, group: ProcessGroup | None = None, **settings: object) -> RankWatchdog:
         """A watch over the ranks of a process group, with a store of its own on the first rank. All ranks call it."""
-        rank, world = dist.get_rank(group), dist.get_world_size(group)
+        rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         host = os.environ.get("MASTER_ADDR") or socket.gethostname()
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == _WATCHDOG_RANK else None
-        places: list[tuple[str, int] | None] = [None for _ in range(world)]
+        places: list[tuple[str, int] | None] = [None for _ in range(world_size)]
         dist.all_gather_object(places, (host, store.port) if store is not None else None, group=group)
         if store is None:
             place = places[_WATCHDOG_RANK]
             assert place is not None, "the first rank has just sent it"
             store = dist.TCPStore(*place, is_master=False, wait_for_workers=False)
-        return cls(store, rank, world, **settings)  # type: ignore[arg-type]
+        return cls(store, rank, world_size, **settings)  # type: ignore[arg-type]
 
     # ---- what a rank reports
 
@@ -249,7 +249,7 @@ class RankWatchdog:
 
     def start(self) -> RankWatchdog:
         """Start sending heartbeats and checking those of others."""
-        if self._world > 1 and not self._threads:
+        if self._world_size > 1 and not self._threads:
             for target in (self._exchange, self._monitor):
                 self._threads.append(threading.Thread(target=target, name=f"rank watch {target.__name__}", daemon=True))
                 self._threads[-1].start()

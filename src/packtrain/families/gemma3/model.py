@@ -19,7 +19,7 @@ from packtrain.families.shape import (
 from packtrain.families.tiny import (
     FOLD_SYSTEM,
     HALF_PIXELS,
-    VISION,
+    TINY_VISION,
     WEIGHTS,
     Id,
     TemplateSpec,
@@ -119,7 +119,7 @@ TINY_GEMMA3 = TinySpec(
         "text_config": text_config("gemma3_text", _TOKENS, **_LAYERS),
         "vision_config": {
             "model_type": "siglip_vision_model",
-            **VISION,
+            **TINY_VISION,
             "image_size": 224,
             "patch_size": 14,
             "vision_use_head": False,

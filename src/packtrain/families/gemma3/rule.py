@@ -9,7 +9,7 @@ from typing import ClassVar
 from packtrain.core.errors import RecordError
 from packtrain.core.values import MediaHeader, MediaKind, MediaLimits
 from packtrain.families.family import Expansion, ProcessorKwargs, ProcessorSettings, Rule, Run
-from packtrain.families.geometry import overlay, require_image, require_known, resized, size_dict, vision_patch
+from packtrain.families.geometry import overlay, require_image, require_known, resize_sides, size_dict, vision_patch
 from packtrain.families.shape import Config
 
 IMAGE_DEFAULTS: Config = {"size": {"height": 224, "width": 224}}
@@ -37,7 +37,7 @@ class Gemma3(Rule):
         asked = {**settings.processor, **(settings.processor.get("images_kwargs") or {})}
         self._asked = {name: asked[name] for name in CALL_DEFAULTS if asked.get(name) is not None}
         self._scan = {**CALL_DEFAULTS, **self._asked}
-        self._view = resized(size_dict(image["size"], square=True), 1, 1)
+        self._view = resize_sides(size_dict(image["size"], square=True), 1, 1)
         self._patch = vision_patch(settings, published=PUBLISHED_PATCH, unwritten=CONFIG_PATCH)
         self._tokens = int(settings.processor.get("image_seq_length") or IMAGE_SEQ_LENGTH)
         tokens = settings.special_tokens

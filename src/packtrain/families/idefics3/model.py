@@ -22,7 +22,7 @@ from packtrain.families.shape import (
     shuffled,
     vit_sizes,
 )
-from packtrain.families.tiny import HALF_PIXELS, VISION, TemplateSpec, TinySpec, text_config, token_ids
+from packtrain.families.tiny import HALF_PIXELS, TINY_VISION, TemplateSpec, TinySpec, text_config, token_ids
 
 
 def _encoder(config: Config) -> VisionEncoder:
@@ -95,7 +95,12 @@ def _utterances(
             "scale_factor": shuffle,
             "tie_word_embeddings": False,
             "text_config": text_config("llama", tokens),
-            "vision_config": {"model_type": f"{model_type}_vision", **VISION, "image_size": tile, "patch_size": patch},
+            "vision_config": {
+                "model_type": f"{model_type}_vision",
+                **TINY_VISION,
+                "image_size": tile,
+                "patch_size": patch,
+            },
         },
         processor={"image_seq_len": (tile // patch // shuffle) ** 2, **processor},
     )

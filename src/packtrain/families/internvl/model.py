@@ -19,7 +19,7 @@ from packtrain.families.tiny import (
     CHATML,
     IMAGENET_PIXELS,
     QWEN_TOKENS,
-    VISION,
+    TINY_VISION,
     Id,
     TemplateSpec,
     TinySpec,
@@ -89,7 +89,7 @@ TINY_INTERNVL = TinySpec(
         "text_config": text_config("qwen2", _TOKENS),
         "vision_config": {
             "model_type": "internvl_vision",
-            **VISION,
+            **TINY_VISION,
             "image_size": [448, 448],
             "patch_size": [14, 14],
         },

@@ -19,7 +19,7 @@ from packtrain.families.geometry import (
     require_image,
     require_known,
     require_video,
-    resized,
+    resize_sides,
     size_dict,
     too_few_frames,
     video_settings,
@@ -47,7 +47,7 @@ class InternVL(Rule):
         require_known(settings, frozenset({"GotOcr2ImageProcessor"}), frozenset({"InternVLVideoProcessor"}))
         image = overlay(IMAGE_DEFAULTS, settings.image)
         video = overlay(VIDEO_DEFAULTS, video_settings(settings))
-        self._tile = resized(size_dict(image["size"], square=True), 1, 1)
+        self._tile = resize_sides(size_dict(image["size"], square=True), 1, 1)
         self._frame_size = size_dict(video["size"], square=True)
         self._grids = _grids(int(image["min_patches"]), int(image["max_patches"]))
         self._shift = video["initial_shift"]
@@ -77,7 +77,7 @@ class InternVL(Rule):
         """One line per sampled frame, each with one uncut image."""
         height, width = require_video(header, rate=self._frames.num_frames is None)
         frames = self._sampled(header)
-        height, width = resized(self._frame_size, height, width)
+        height, width = resize_sides(self._frame_size, height, width)
         per_frame = (height // self._patch) * (width // self._patch)
         pieces: list[str | Run] = []
         for number in range(1, frames + 1):

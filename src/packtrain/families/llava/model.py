@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from packtrain.families.tiny import (
     INSTRUCTIONS,
     LLAMA_TOKENS,
     QWEN_TOKENS,
-    VISION,
+    TINY_VISION,
     Id,
     TemplateSpec,
     TinySpec,
@@ -29,7 +30,6 @@ _CLIP_L = {
     "image_size": 336,
     "patch_size": 14,
 }
-_SIGMOID = VisionTraits(sigmoid=True)
 
 LLAVA = Composition(
     text="llama",
@@ -37,15 +37,9 @@ LLAVA = Composition(
     encoder_absent=_CLIP_L,
     tied_by_text=True,
     projector=two_layers,
-    traits=_SIGMOID,
+    traits=VisionTraits(sigmoid=True),
 )
-LLAVA_NEXT = Composition(
-    text="llama",
-    encoder="clip_vision_model",
-    encoder_absent=_CLIP_L,
-    projector=two_layers_newline,
-    traits=_SIGMOID,
-)
+LLAVA_NEXT = replace(LLAVA, tied_by_text=False, projector=two_layers_newline)
 LLAVA_ONEVISION = Composition(
     text="qwen2",
     encoder="siglip_vision_model",
@@ -74,7 +68,7 @@ _USER_ASSISTANT = """\
 {%- if add_generation_prompt -%}{{ 'ASSISTANT:' }}{%- endif -%}
 """
 _LLAVA_TOKENS = {**LLAMA_TOKENS, "image_token": "<image>"}
-_CLIP_336 = {"model_type": "clip_vision_model", **VISION, "image_size": 336, "patch_size": 14}
+_CLIP_336 = {"model_type": "clip_vision_model", **TINY_VISION, "image_size": 336, "patch_size": 14}
 _CLIP_PROCESSOR = {
     "size": {"shortest_edge": 336},
     "crop_size": {"height": 336, "width": 336},
@@ -149,7 +143,7 @@ TINY_LLAVA_ONEVISION = TinySpec(
         "text_config": text_config("qwen2", _ONEVISION_TOKENS),
         "vision_config": {
             "model_type": "siglip_vision_model",
-            **VISION,
+            **TINY_VISION,
             "image_size": 384,
             "patch_size": 14,
             "vision_use_head": False,

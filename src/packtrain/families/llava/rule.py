@@ -21,7 +21,7 @@ from packtrain.families.geometry import (
     require_image,
     require_known,
     require_video,
-    resized,
+    resize_sides,
     size_dict,
     too_few_frames,
     video_settings,
@@ -79,7 +79,7 @@ class Llava(Rule):
         height, width = require_image(header)
         if self._pad:
             height = width = max(height, width)
-        height, width = resized(self._crop or self._size, height, width)
+        height, width = resize_sides(self._crop or self._size, height, width)
         patches = (height // self._patch) * (width // self._patch)
         run = Run(self._image_token, patches + self._correction)
         return Expansion(pieces=(run,), patches=patches, max_patches=patches)
@@ -107,7 +107,7 @@ class LlavaNext(Rule):
         best = best_pinpoint(height, width, self._pinpoints)
         rows, columns = self._view[0] // self._patch, self._view[1] // self._patch
         scale = best[0] // self._view[0], best[1] // self._view[1]
-        kept_height, kept_width = unpadded(height, width, rows * scale[0], columns * scale[1])
+        kept_height, kept_width = unpad(height, width, rows * scale[0], columns * scale[1])
         tokens = kept_height * kept_width + kept_height + rows * columns + self._correction
         tiles = 1 + math.ceil(best[0] / self._cut) * math.ceil(best[1] / self._cut)
         per_tile = rows * columns
@@ -151,7 +151,7 @@ class LlavaOneVision(Rule):
         best = best_pinpoint(height, width, self._pinpoints)
         side = math.isqrt(self._tokens)
         scale = best[0] // self._view[0], best[1] // self._view[1]
-        kept_height, kept_width = unpadded(height, width, side * scale[0], side * scale[1])
+        kept_height, kept_width = unpad(height, width, side * scale[0], side * scale[1])
         ratio = math.sqrt(kept_height * kept_width / (self._most * side**2))
         if ratio > 1.1:
             kept_height, kept_width = int(kept_height // ratio), int(kept_width // ratio)
@@ -170,7 +170,7 @@ class LlavaOneVision(Rule):
         height, width = require_video(header, rate=self._frames.fps is not None)
         frames = self._sampled(header)
         pooled = math.ceil(math.isqrt(self._tokens) / 2)
-        height, width = resized(self._frame_size, height, width)
+        height, width = resize_sides(self._frame_size, height, width)
         per_frame = (height // self._patch) * (width // self._patch)
         run = Run(self._video_token, frames * pooled * pooled + 1)
         return Expansion(pieces=(run,), patches=frames * per_frame, max_patches=per_frame, frames=frames, tiles=frames)
@@ -204,7 +204,7 @@ def best_pinpoint(height: int, width: int, pinpoints: Sequence[tuple[int, int]])
     return best
 
 
-def unpadded(height: int, width: int, grid_height: int, grid_width: int) -> tuple[int, int]:
+def unpad(height: int, width: int, grid_height: int, grid_width: int) -> tuple[int, int]:
     """Rows and columns of the grid's tokens that are not padding around an image of this shape."""
     if not grid_height or not grid_width:
         raise RecordError("family", "tiles larger than every grid", f"{width}x{height}")
@@ -233,10 +233,10 @@ def _dropped(processor: Config) -> int:
 
 def _view_and_cut(image: Config) -> tuple[tuple[int, int], int]:
     """Sides of every view and tile, and the step at which the grid is cut into tiles."""
-    view = resized(size_dict(image["size"], square=False), 1, 1)
+    view = resize_sides(size_dict(image["size"], square=False), 1, 1)
     crop = size_dict(image["crop_size"], square=True) if image.get("crop_size") else {}
     cut = crop.get("height") or view[0]
-    return (resized(crop, 1, 1) if image.get("do_center_crop") else view), cut
+    return (resize_sides(crop, 1, 1) if image.get("do_center_crop") else view), cut
 
 
 def _media_token(settings: ProcessorSettings, name: str, default: str) -> str:

@@ -148,14 +148,11 @@ QWEN2_VL = Composition(
     projector=_merger,
     traits=VisionTraits(fused=True, sigmoid=True, kernels=(24, 39), image_by_image=True, asks_sizes=True),
 )
-QWEN2_5_VL = Composition(
+QWEN2_5_VL = replace(
+    QWEN2_VL,
     text="qwen2_5_vl_text",
     encoder="qwen2_5_vl_vision",
     encoders={"qwen2_5_vl_vision": _qwen2_5_vl},
-    flat_text=True,
-    tied_by_text=True,
-    fixed=True,
-    projector=_merger,
     traits=VisionTraits(fused=True, rms_norms=True, kernels=(40, 75), image_by_image=True, asks_sizes=True),
 )
 QWEN3_VL = Composition(

@@ -34,11 +34,11 @@ from packtrain.records.schemas.recognise import (
     MEDIA_COLUMNS,
     SCHEMA_COLUMNS,
     TURNS,
-    Plan,
+    ColumnLayout,
     choose_schema,
+    column_layout,
     is_flag,
     known_columns,
-    plan_for,
     recognise_schema,
     refuse_columns,
 )
@@ -128,14 +128,14 @@ def apply_formatting(function: Formatting, value: RawRecord) -> dict[str, object
 __all__ = ["SCHEMAS", "SchemaOptions", "load_formatting", "recognise_schema", "to_record"]
 
 _VARIABLES = frozenset((*TOOL_COLUMNS, KWARGS_COLUMN))
-Converter = Callable[[RawRecord, MediaPool | None, SchemaOptions, str], ConvertedRecord]
+SchemaConverter = Callable[[RawRecord, MediaPool | None, SchemaOptions, str], ConvertedRecord]
 
 
-def _simple(schema: Callable[[RawRecord, MediaPool | None], ConvertedRecord]) -> Converter:
+def _simple(schema: Callable[[RawRecord, MediaPool | None], ConvertedRecord]) -> SchemaConverter:
     return lambda value, pool, options, record_id: schema(value, pool)
 
 
-SCHEMAS: Mapping[str, Converter] = {
+SCHEMAS: Mapping[str, SchemaConverter] = {
     "tokens": _simple(tokens_schema),
     "messages": _simple(messages_schema),
     "conversations": _simple(conversations_schema),
@@ -177,20 +177,20 @@ def to_record(
     value = _parse_lists(value)
     if entry.padded:
         value = without_nulls(value, TURNS)
-    plan = plan_for(value)
-    if plan.refused:
-        refuse_columns(plan, value, None)
+    layout = column_layout(value)
+    if layout.refused:
+        refuse_columns(layout, value, None)
     if formatting is not None:
         name = "messages"
     elif options.schema is not None:
         name = options.schema
         _require(name, value)
     else:
-        name = choose_schema(plan, value)
-    if plan.refused:
-        refuse_columns(plan, value, name)
-    record_id = _record_id(plan, value, entry.origin)
-    pool = gather(value, plan.media, entry.media) if plan.media or entry.media else None
+        name = choose_schema(layout, value)
+    if layout.refused:
+        refuse_columns(layout, value, name)
+    record_id = _record_id(layout, value, entry.origin)
+    pool = gather(value, layout.media, entry.media) if layout.media or entry.media else None
     draft = SCHEMAS[name](value, pool, options, record_id)
     messages = draft.messages
     if "system" in value and name not in ("text", "tokens"):
@@ -200,7 +200,7 @@ def to_record(
         refuse_lookalikes(unread_columns, None if text_only else messages)
     if not text_only:
         refuse_markers(messages)
-    if plan.flags and not carries_loss(value, [flag for flag in plan.flags if is_flag(value[flag])], "record"):
+    if layout.flags and not carries_loss(value, [flag for flag in layout.flags if is_flag(value[flag])], "record"):
         raise RecordError("loss", "no supervised tokens", "a flag of the whole record")
     if unread_columns and unread is not None:
         unread.take(dict.fromkeys(name for name, _ in unread_columns), record_id)
@@ -237,11 +237,11 @@ def _parse_lists(value: RawRecord) -> RawRecord:
     return value
 
 
-def _record_id(plan: Plan, value: RawRecord, origin: str) -> str:
+def _record_id(layout: ColumnLayout, value: RawRecord, origin: str) -> str:
     """The data's own id where it is a text or an integer, else where the record was found."""
-    if plan.id_column is None:
+    if layout.id_column is None:
         return origin
-    data_id = value[plan.id_column]
+    data_id = value[layout.id_column]
     if isinstance(data_id, str) and data_id:
         # ids are written to tables, which take no lone surrogates
         return data_id if data_id.isascii() else data_id.encode("utf-8", "backslashreplace").decode()

@@ -131,12 +131,12 @@ def tokens_schema(value: RawRecord, pool: MediaPool | None) -> ConvertedRecord:
     if pool is not None or any(_has_value(value.get(name)) for name in _OF_MEDIA):
         raise RecordError("schema", "media beside input_ids", "images need the processor: use messages")
     _refuse_packs(value, len(ids))
-    learned = [True] * len(ids)
+    supervised = [True] * len(ids)
     for name, mask in _masks(value, ids):
         if len(mask) != len(ids):
             raise RecordError("schema", "columns of different lengths", f"{len(ids)} input_ids, {len(mask)} {name}")
-        learned = [one and bool(other) for one, other in zip(learned, mask, strict=True)]
-    return ConvertedRecord((), tokens=TokenIds(ids=ids, learned=_spans(learned)))
+        supervised = [one and bool(other) for one, other in zip(supervised, mask, strict=True)]
+    return ConvertedRecord((), tokens=TokenIds(ids=ids, supervised=_spans(supervised)))
 
 
 def _masks(value: RawRecord, ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
@@ -201,8 +201,8 @@ def _spans(marked: Sequence[bool]) -> tuple[tuple[int, int], ...]:
     ((0, 1), (2, 4))
     """
     spans, at = [], 0
-    for learned, run in itertools.groupby(marked):
+    for is_marked, run in itertools.groupby(marked):
         begin, at = at, at + sum(1 for _ in run)
-        if learned:
+        if is_marked:
             spans.append((begin, at))
     return tuple(spans)

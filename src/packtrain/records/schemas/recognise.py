@@ -54,7 +54,7 @@ LOSS_FLAGS: Mapping[str, bool] = {
 _PREFERENCES = "preference data are not supported"
 _QUESTION = "a column that belongs to the question is not read"
 _PAIRS = ("prompt_completion", "instruction", "alpaca", "question_answer")
-# Filled columns without which another text would be learned: why they are refused, and in which schemas (none: in all).
+# Filled columns that change which text is supervised: why they are refused, and in which schemas (none: in all).
 REFUSED_COLUMNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("rejected", "rejected_response", "rejected_messages", "chosen"), (_PREFERENCES, ())),
     "non_preferred_output": (_PREFERENCES, ()),
@@ -77,7 +77,7 @@ _FLAG = re.compile(r"\s*(true|false|yes|no|[0-9.]+)\s*", re.IGNORECASE)
 _LABELLED = ("prompt_completion", "messages", "conversations")  # whose `label` is KTO's, where it is true or false
 
 
-class Plan(NamedTuple):
+class ColumnLayout(NamedTuple):
     """Facts that follow from a record's column names alone; cached because most records share them."""
 
     schemas: tuple[tuple[str, tuple[str, ...]], ...]  # candidates with the columns each would use
@@ -93,14 +93,14 @@ def known_columns() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *MEDIA_COLUMNS, *OTHER_COLUMNS]))
 
 
-def plan_for(value: RawRecord) -> Plan:
-    """The plan for a record's set of columns."""
-    return _plan(tuple(value))
+def column_layout(value: RawRecord) -> ColumnLayout:
+    """The layout for a record's set of columns."""
+    return _layout(tuple(value))
 
 
 @functools.lru_cache(maxsize=1024)  # datasets have a handful of shapes; junk must not grow the cache without end
-def _plan(names: tuple[str, ...]) -> Plan:
-    return Plan(
+def _layout(names: tuple[str, ...]) -> ColumnLayout:
+    return ColumnLayout(
         schemas=tuple(
             (name, columns)
             for name, sets in SCHEMA_COLUMNS.items()
@@ -114,9 +114,9 @@ def _plan(names: tuple[str, ...]) -> Plan:
     )
 
 
-def refuse_columns(plan: Plan, value: RawRecord, schema: str | None) -> None:
-    """Refuse what would be learned as something else; `schema` is None before one is chosen."""
-    for column in plan.refused:
+def refuse_columns(layout: ColumnLayout, value: RawRecord, schema: str | None) -> None:
+    """Refuse what would be read as something else; `schema` is None before one is chosen."""
+    for column in layout.refused:
         item = value[column]
         if column == "label":
             if str(item) in ("True", "False", "true", "false") and schema in _LABELLED:
@@ -140,15 +140,15 @@ def _is_grounding(item: Any) -> bool:
 
 
 def is_flag(item: Any) -> bool:
-    """Could it say whether, or how much, something is learned: a number, yes or no, a list or a text of such?"""
+    """Could it say whether, or how much, something is supervised: a number, yes or no, a list or a text of such?"""
     if isinstance(item, list | tuple):
         return bool(item) and all(isinstance(one, int | float) for one in item)
     return isinstance(item, int | float) or (isinstance(item, str) and _FLAG.fullmatch(item) is not None)
 
 
-def choose_schema(plan: Plan, value: RawRecord) -> str:
+def choose_schema(layout: ColumnLayout, value: RawRecord) -> str:
     """The first candidate whose columns are filled; tables give every record all columns, many of them None."""
-    for name, columns in plan.schemas:
+    for name, columns in layout.schemas:
         for column in columns:
             if value[column] is None:
                 break
@@ -165,7 +165,7 @@ def recognise_schema(value: RawRecord) -> str:
     >>> recognise_schema({"id": 1, "prompt": "2+2?", "completion": "4"})
     'prompt_completion'
     """
-    return choose_schema(plan_for(value), value)
+    return choose_schema(column_layout(value), value)
 
 
 def _unknown(value: RawRecord) -> RecordError:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from packtrain.core.errors import RecordError
+from packtrain.core.modality import MODALITIES
 from packtrain.core.values import Media, MediaKind, MediaRef, PartLimits
 from packtrain.records.schemas.recognise import MEDIA_ALIASES
 from packtrain.records.source import MEDIA_ENDINGS, RawRecord
@@ -61,7 +62,7 @@ def with_article(kind: MediaKind) -> str:
 
 
 MAX_INLINE_BYTES = 256 * 1024 * 1024
-KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
+KINDS: tuple[MediaKind, ...] = tuple(MODALITIES)
 _PLURAL = {"image": "images", "video": "videos", "audio": "audios"}
 
 

@@ -16,12 +16,11 @@ from typing import Any, BinaryIO, cast
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError, in_one_line
 from packtrain.core.public import public
-from packtrain.core.retries import Answer, Unreachable, retry
+from packtrain.core.retries import PAUSES, Answer, Unreachable, retry
 from packtrain.core.secrets import with_secrets
 
 READ = 1 << 20  # bytes asked for at once
 AHEAD = 4 << 20  # bytes that a file system may fetch in one request
-PAUSES = (0.1, 0.5, 2.0, 8.0)  # seconds before each new attempt after a fault that may pass
 READ_TIMEOUT = "PACKTRAIN_READ_TIMEOUT"  # environment variable: seconds for which a web server may send nothing
 SECONDS = 30.0  # by default
 NOT_A_FILE = "not a regular file"

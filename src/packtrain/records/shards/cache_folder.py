@@ -276,7 +276,8 @@ class CacheFolder:
         """Remove a complete file; False where someone is reading it."""
         with self.locked() as (entries, _):
             ready = [entry for entry in entries if entry.key == key and entry.state == "ready"]
-            return all(remove_if_unused(self._path(entry)) for entry in ready)
+            removed = [remove_if_unused(self._path(entry)) for entry in ready]  # every one, also after a failure
+            return all(removed)
 
     def join(self) -> int:
         """A file that says what this process wants; the descriptor holds the lock that says that it lives."""

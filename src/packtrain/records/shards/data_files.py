@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from packtrain.core.errors import RecordError
+from packtrain.core.retries import PAUSES
 from packtrain.records.shards.address import (
-    PAUSES,
     Identity,
     identify,
     identity_of_open,
@@ -26,7 +26,7 @@ from packtrain.records.shards.decompression import (
     CUT_OFF,
     DAMAGED,
     Compression,
-    decompressed,
+    decompress,
     detect_compression,
     direct_plain,
 )
@@ -142,7 +142,7 @@ class IndexedGzip:
 
     def _build(self) -> None:
         """Go through the whole file; first on our own, since the package takes a cut-off file for a shorter one."""
-        for _ in decompressed(self._path, self._identity, ()):
+        for _ in decompress(self._path, self._identity, ()):
             pass
         file = self._open(skip_crc_check=True)
         try:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, RecordError
-from packtrain.records.shards.address import PAUSES, Identity, raw_chunks, unreadable
+from packtrain.core.retries import PAUSES
+from packtrain.records.shards.address import Identity, raw_chunks, unreadable
 from packtrain.records.span import Span
 
 Compression = Literal["none", "gzip", "zstd"]
@@ -138,7 +139,7 @@ TOO_LARGE = "table is too large to be read without disk space"
 TABLE_HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")  # formats that are read from their end, or all over
 
 
-def decompressed(path: str, identity: Identity, pauses: Sequence[float] = PAUSES) -> Iterator[bytes]:
+def decompress(path: str, identity: Identity, pauses: Sequence[float] = PAUSES) -> Iterator[bytes]:
     """The content of a file in blocks of at most BLOCK bytes.
 
     Where the compressed stream is damaged or ends early, a RecordError that names the file; checksums are verified.
@@ -213,7 +214,7 @@ class ForwardPlain:
         while self._end < stop:
             if self._blocks is None:
                 self.starts += 1
-                self._blocks = decompressed(self._file, self._identity, self._pauses)
+                self._blocks = decompress(self._file, self._identity, self._pauses)
             if (block := next(self._blocks, None)) is None:
                 return
             self._held.append(block)
@@ -251,7 +252,7 @@ def direct_plain(file: str, identity: Identity, most: int, pauses: Sequence[floa
     forward = ForwardPlain(file, identity, pauses)
     if forward.read_at(0, 6).startswith(TABLE_HEADS):
         forward.close()
-        return in_memory(decompressed(file, identity, pauses), file, most)
+        return in_memory(decompress(file, identity, pauses), file, most)
     return forward
 
 

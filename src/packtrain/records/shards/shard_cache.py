@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, RecordError
-from packtrain.core.retries import waiting
-from packtrain.records.shards.address import PAUSES, Identity, identify
+from packtrain.core.retries import PAUSES, waiting
+from packtrain.records.shards.address import Identity, identify
 from packtrain.records.shards.cache_folder import (
     CachedFile,
     CachedHandle,
@@ -28,7 +28,7 @@ from packtrain.records.shards.cache_folder import (
     entry_key,
     file_address,
 )
-from packtrain.records.shards.decompression import decompressed, direct_plain
+from packtrain.records.shards.decompression import decompress, direct_plain
 from packtrain.records.shards.open_files import Handle, HandleTable, reset_in_children
 from packtrain.records.span import Plain
 
@@ -220,14 +220,14 @@ class ShardCache:
         return Handle(plain, plain.close, until)
 
     def _order(self, file: str, identity: Identity) -> _Order:
-        blocks = decompressed(file, identity, self._pauses)
+        blocks = decompress(file, identity, self._pauses)
         # Content is hardly ever smaller than what it is stored in, so that much room is needed before the first byte.
         return _Order(key=entry_key(file, identity), file=file, blocks=blocks, least=identity.size or 0)
 
     def _get_or_fetch(self, order: _Order) -> CachedFile:
         """A file in the cache, fetched by us or by another process for whose progress we wait."""
-        last, since, pause = None, time.monotonic(), 0.005
-        while True:
+        last, since = None, time.monotonic()
+        for _ in waiting(math.inf, 0.005, 0.25):
             claim = self._folder.claim(order.key)
             if isinstance(claim, CachedFile):
                 return claim
@@ -238,8 +238,7 @@ class ShardCache:
                 last, since = claim, now
             elif now - since > self._patience:
                 raise NoRoom(0)
-            time.sleep(pause)
-            pause = min(1.5 * pause, 0.25)
+        raise AssertionError("patience ends sooner")
 
     def _fetch(self, order: _Order, writing: Writing, *, spare_wanted: bool, goes_on: Callable[[], bool]) -> CachedFile:
         """Write a whole file; whatever goes wrong, nothing of it stays."""

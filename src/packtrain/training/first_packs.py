@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from packtrain.core.errors import DataError, PacktrainError, in_one_line
-from packtrain.delivery.encode.encoded_sample import EMPTY_PACK, EncodedSample, PackKey
+from packtrain.delivery.encode.encoded_sample import EncodedSample, PackKey
 from packtrain.delivery.encode.pack_source import StreamedSource
 from packtrain.delivery.loader.sampler import PackSampler
 from packtrain.families.family import BatchContract
 from packtrain.modeling.compiled import refuse_uncompiled
 from packtrain.packing.online import OnlinePlan
-from packtrain.packing.schedule import Schedule
+from packtrain.packing.schedule import EMPTY_PACK, Schedule
 from packtrain.training.agreement import gather_faults
 from packtrain.training.loss import preserve_random_state
 from packtrain.verifying.check_result import CheckReport
@@ -35,7 +35,7 @@ def check_first_packs(
     *,
     contract: BatchContract,
     rank: int,
-    world: int,
+    world_size: int,
     training: Training | None = None,
 ) -> CheckReport:
     """Run the packing check on samples of this rank's first packs; all ranks end with an error when one of them fails.
@@ -43,7 +43,7 @@ def check_first_packs(
     Random numbers continue as if it had not run. A rank whose first pack is empty, or has nothing that can be decoded,
     takes the samples of another: all of them have to run the model equally often.
     """
-    packs = _first_packs(dataset, rank, world)
+    packs = _first_packs(dataset, rank, world_size)
     _raise_together(None if packs else f"nothing to check in the first {_PACKS} packs")
     packing = dataset.schedule.plan.config
     patches = _most_patches(dataset.schedule.plan, packs)
@@ -75,8 +75,21 @@ def check_first_rows(
     """Padded rows of the first samples against each of them alone, for a model that nobody has listed."""
     packs = [_samples_of_pack(dataset, key) for key in islice(_keys(dataset.schedule, 0, 1), _PACKS)]
     samples, _ = short_samples([sample for pack in packs for sample in pack], RowRoom(tokens=_ROWS_OF))
+    if dataset.rows_per_batch == 1:  # nothing is shared, and nothing is padded
+        samples = samples[-1:]
     with preserve_random_state():
-        report = check_padding(model, samples, collate, contract, training)
+        try:
+            report = check_padding(model, samples, collate, contract, training)
+        except PacktrainError:
+            raise
+        except Exception as error:  # a model may fail in any way
+            refuse_uncompiled(error)
+            raise PacktrainError(
+                "the check before the first step",
+                got=f"a padded batch does not run: {in_one_line(error)[:300]}",
+                expected="a model that takes batches as its processor makes them",
+                fix="try the model with its own processor; it may need a family of its own (docs/guides/extending.md)",
+            ) from error
     if failed := _failed(report):
         raise PacktrainError(
             "the check before the first step",
@@ -128,10 +141,10 @@ def _raise_together(fault: str | None, *, unlisted: bool = False) -> None:
         )
 
 
-def _first_packs(dataset: Any, rank: int, world: int) -> list[Samples]:
+def _first_packs(dataset: Any, rank: int, world_size: int) -> list[Samples]:
     """The first pack of several samples, then those that have what it lacks: a modality, the longest sample."""
     packs: list[Samples] = []
-    for key in islice(_keys(dataset.schedule, rank, world), _PACKS):
+    for key in islice(_keys(dataset.schedule, rank, world_size), _PACKS):
         samples = _samples_of_pack(dataset, key)
         if len(samples) > 1:
             packs = [samples]
@@ -177,9 +190,9 @@ def _keys_of_other_kinds(dataset: Any, checked: Samples) -> Iterator[PackKey]:
         yield PackKey(epoch=0, pack=pack)
 
 
-def _keys(schedule: Schedule, rank: int, world: int) -> Iterator[PackKey]:
+def _keys(schedule: Schedule, rank: int, world_size: int) -> Iterator[PackKey]:
     """Packs of this rank's first batch, then those that are trained first."""
-    for key in next(iter(PackSampler(schedule, rank, world)), []):
+    for key in next(iter(PackSampler(schedule, rank, world_size)), []):
         if key.pack != EMPTY_PACK:
             yield key
     for pack in schedule.order(0):

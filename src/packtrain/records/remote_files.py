@@ -15,7 +15,7 @@ from packtrain.core.numbers import GIB
 from packtrain.core.values import MediaRef
 from packtrain.records.formats.source_files import Format, list_files, shown_name, split_files
 from packtrain.records.shards.address import CANNOT_OPEN, identify, reaching
-from packtrain.records.shards.decompression import decompressed
+from packtrain.records.shards.decompression import decompress
 from packtrain.records.shards.shard_cache import ShardCache
 from packtrain.records.source import Entry, SourceSpec, Unit
 from packtrain.records.span import Plain
@@ -70,7 +70,7 @@ def remote_head(path: str, format: str, length: int) -> tuple[str, bytes] | None
         head = b""
         try:
             with reaching(file):
-                for block in decompressed(file, identify(file)):
+                for block in decompress(file, identify(file)):
                     head += block
                     if len(head) >= length:
                         break
