@@ -54,7 +54,8 @@ def units_by_hand(tree: ast.AST) -> Iterator[int]:
                 value = eval(compile(ast.Expression(node), "", "eval"), {"__builtins__": {}})
             except NameError:
                 continue
-            if value in UNITS or (isinstance(node.right, ast.Constant) and node.right.value in BITS):
+            unit = isinstance(value, int) and value in UNITS
+            if unit or (isinstance(node.right, ast.Constant) and node.right.value in BITS):
                 yield node.lineno
 
 

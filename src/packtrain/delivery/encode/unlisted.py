@@ -60,6 +60,7 @@ class ProcessedRecord:
     kinds: Ids  # TEXT, IMAGE or VIDEO
     outputs: ProcessorOutputs
     counts: ProcessorCounts
+    lost: bool  # has it media of a kind of which no token is found?
     supervision: Supervision
 
 
@@ -89,8 +90,15 @@ class RecordProcessor:
         ids = np.asarray(outputs["input_ids"], dtype=np.int64)
         kinds = self._kinds(record, ids)
         labels, supervision = self._labels(record, ids, kinds)
+        kind_ids = {"image": IMAGE, "video": VIDEO}
         return ProcessedRecord(
-            ids=ids, labels=labels, kinds=kinds, outputs=outputs, counts=counts, supervision=supervision
+            ids=ids,
+            labels=labels,
+            kinds=kinds,
+            outputs=outputs,
+            counts=counts,
+            lost=any(not (kinds == kind_ids[medium.kind]).any() for medium in record.media()),
+            supervision=supervision,
         )
 
     def _kinds(self, record: Record, ids: Ids) -> Ids:
@@ -208,6 +216,8 @@ class ProcessorRule:
             raise RecordError("loss", "no supervised tokens")
         media = sample.kinds != TEXT
         tail = len(media) - (int(np.flatnonzero(media)[-1]) + 1 if media.any() else 0)
+        if sample.lost:
+            tail = 0  # where nothing says which ids are media, nothing may be cut
         cost = Cost(
             tokens=len(sample.ids),
             text_tokens=int((~media).sum()),
@@ -286,6 +296,8 @@ class ProcessorEncoder:
         import torch
 
         sample = self._records.process(record, store)
+        if sample.lost:
+            raise RecordError("processor", "the tokens of a medium were not found", "the config does not name their id")
         kinds = [medium.kind for medium in record.media()]
         images, videos = kinds.count("image"), kinds.count("video")
         if expected is not None:
