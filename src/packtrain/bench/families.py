@@ -178,7 +178,7 @@ def _trained(model: str, data: Path, out: Path) -> tuple[str, str]:
     """The outcome of two optimizer steps on padded rows, with the check before them."""
     settings = [
         *(f"model={model}", f"data.dataset_path={data}", f"training.output_dir={out}", "data.packing=false"),
-        *("data.check=0", "data.workers=1", "data.max_failure_rate=0.5", "data.cache_tokens=false"),
+        *("data.check=0", "data.workers=1", "data.max_failure_rate=0.5"),
         *("training.use_cpu=true", f"training.max_steps={_STEPS}", "training.learning_rate=1e-3"),
         *("training.effective_batch_size=6", "training.per_device_train_batch_size=3"),
     ]

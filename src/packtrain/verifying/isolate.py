@@ -51,7 +51,7 @@ def make_changes(samples: Sequence[EncodedSample]) -> list[ChangedSample]:
     changes = []
     for at, sample in enumerate(samples):
         changes.append(ChangedSample(at=at, what="text", sample=_other_text(sample, pool, draw)))
-        if any(map(is_pixels, sample.media)):  # kinds of tokens have no pixels
+        if any(map(is_pixels, sample.media)):
             changes.append(ChangedSample(at=at, what="pixels", sample=_other_pixels(sample, draw)))
     return changes
 

@@ -25,6 +25,7 @@ from packtrain.verifying.compare import (
     alone_inputs,
     as_trained,
     compare_labels,
+    is_pixels,
     pack_row,
     sample_starts,
     split,
@@ -107,7 +108,7 @@ def short_samples(
         else:
             left_out.append(f"{kind}: the shortest sample of the first packs is too long ({len(shortest):,} tokens)")
     rest = replace(room, tokens=min(room.tokens, room.row_tokens(chosen) + MOST_TOKENS))
-    for sample in sorted(usable, key=lambda one: (one.num_images + one.num_videos > 0, len(one))):
+    for sample in sorted(usable, key=lambda one: (any(map(is_pixels, one.media)), len(one))):
         fresh = len(chosen) < MOST_SAMPLES and all(sample is not one for one in chosen)
         if fresh and rest.holds([*chosen, sample]):
             chosen.append(sample)

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from PIL import Image
 
-from packtrain.core.errors import ConfigError, RecordError, in_one_line
+from packtrain.core.errors import ConfigError, RecordError, in_one_line, install_hint
 from packtrain.core.modality import MODALITIES
+from packtrain.core.numbers import counted
 from packtrain.core.seeds import stream
 from packtrain.core.values import Media, MediaRef, Message, Record, Text
 from packtrain.delivery.encode.from_transformers import outer_shell
@@ -47,6 +48,13 @@ def complete_contract(
     contract: BatchContract, real: RealProcessor, settings: ProcessorSettings, *, packing: bool
 ) -> BatchContract:
     """The contract of an unlisted model with its media and positions; ConfigError for what cannot be joined."""
+    if not (settings.image or settings.video or settings.processor):
+        raise ConfigError(
+            settings.folder,
+            got=f"model type {settings.model_type!r}, which takes images, without a processor",
+            expected="processor_config.json or preprocessor_config.json",
+            fix="copy the processor's files from the model's repository",
+        )
     model = outer_shell(settings.folder)
     taken = _parameters(model, _base(model), names=("forward",))
     image = MODALITIES["image"]
@@ -106,11 +114,14 @@ def _outputs(real: RealProcessor, images: Sequence[Media]) -> ProcessorOutputs:
         raise
     except Exception as error:  # a processor may fail in any way
         reason = error.reason if isinstance(error, RecordError) else in_one_line(error)
+        no_template = isinstance(error, RecordError) and error.stage == "template"
         raise ConfigError(
             real.folder,
-            got=f"a processor that fails on a chat about {len(images)} images: {reason}",
+            got=f"a processor that fails on a chat about {counted(len(images), 'image')}: {reason}",
             expected="a processor whose chat template takes images",
-            fix="try it with processor.apply_chat_template; the package that it needs may be missing",
+            fix="put the model's chat_template.jinja into its folder"
+            if no_template
+            else install_hint(error) or "try it with processor.apply_chat_template",
         ) from error
 
 
