@@ -83,7 +83,7 @@ def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def is_pixels(name: str) -> bool:
     """Is this argument pixels, and not a mask or the seconds between frames?"""
-    return name.startswith("pixel_values")
+    return "pixel_values" in name
 
 
 def sample_starts(samples: Sequence[EncodedSample], collate: Collate) -> list[int]:
