@@ -66,7 +66,7 @@ def test_what_goes_wrong_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("packtrain.app.train.train.train", lambda *_: broken(""))
     row = try_type("vipllava")
     assert (row.images, row.text, row.padded) == (FAILS, FAILS, FAILS)
-    assert row.reason == "with images and text only and padded: IndexError: no such layer"
+    assert row.reason == "IndexError: no such layer"
 
 
 def test_the_records_have_images_and_none(tmp_path: Path) -> None:
@@ -96,4 +96,4 @@ def test_the_page_has_words_totals_and_every_type() -> None:
     meanings, _, _ = page.partition("## Totals")
     assert all(f"| {word} |" in meanings for word in (PROVEN, REFUSED, TRAINS))
     assert f"| {FAILS} |" not in meanings
-    assert families.FAMILY_COLUMNS.keys() <= {field for field in FamilyRow.__dataclass_fields__}
+    assert families.FAMILY_COLUMNS.keys() <= set(FamilyRow.__dataclass_fields__)

@@ -38,7 +38,9 @@ _LONG = 1_200  # words of the longest text
 _IMAGES = ((96, 64), (64, 160), (120, 80), (100, 100))  # width, height
 _RECORDS, _STEPS = 24, 2
 # The beginning of what is said about every refused model.
-_PREAMBLE = re.compile(r"model type '[^']*', (?:which cannot be (?:packed|trained here): |whose (?=\w))")
+_PREAMBLE = re.compile(
+    r"model type '[^']*',? (?:which cannot be (?:packed|trained here): |(?=whose )|with (?=positions))"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,37 +184,26 @@ def _trained(model: str, data: Path, out: Path) -> tuple[str, str]:
         *("training.use_cpu=true", f"training.max_steps={_STEPS}", "training.learning_rate=1e-3"),
         *("training.effective_batch_size=6", "training.per_device_train_batch_size=3"),
     ]
+    from packtrain.app.train.train import train
+
     try:
-        losses, note = _losses(settings, out)
+        train(None, settings)
     except PacktrainError as error:
         return FAILS if error.where == FIRST_CHECK else REFUSED, _said(error)
     except Exception as error:  # of a model or a processor, of any kind
         return FAILS, in_one_line(error)
+    lines = map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    losses = [float(line["loss"]) for line in lines if line.get("loss") is not None]
     if len(losses) < _STEPS or not np.isfinite(losses).all():
         return FAILS, f"losses {', '.join(f'{loss:g}' for loss in losses)}"
-    return TRAINS, note
-
-
-def _losses(settings: Sequence[str], out: Path) -> tuple[list[float], str]:
-    """The losses of a run; of models whose head caps its logits, without a loss in chunks."""
-    from packtrain.app.train.train import train
-
-    note = ""
-    try:
-        train(None, settings)
-    except ConfigError as error:
-        if error.where != "chunked_loss":
-            raise
-        note = "needs training.chunked_loss: false"
-        train(None, [*settings, "training.chunked_loss=false"])
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [float(line["loss"]) for line in lines if line.get("loss") is not None], note
+    return TRAINS, ""
 
 
 def _said(error: PacktrainError) -> str:
-    """What was found, without what the table says already."""
-    found = error.problems[0] if error.problems else str(error.got)
-    return _PREAMBLE.sub("", " ".join(found.split()))
+    """What was found first, without what the table says already."""
+    found = error.problems[0].partition("; ")[0] if error.problems else str(error.got).splitlines()[0]
+    said = _PREAMBLE.sub("", " ".join(found.split()))
+    return f"its {said.removeprefix('whose ')}" if said.startswith("whose ") else said
 
 
 def _reasons(found: dict[str, tuple[str, str]]) -> str:
@@ -222,6 +213,8 @@ def _reasons(found: dict[str, tuple[str, str]]) -> str:
     for name, (_, reason) in found.items():
         if reason:
             about.setdefault(reason, []).append(titles[name])
+    if len(about) == 1 and len(found) == len(next(iter(about.values()))):
+        return next(iter(about))[:_REASON]
     return "; ".join(f"{' and '.join(names)}: {reason[:_REASON]}" for reason, names in about.items())
 
 
@@ -280,7 +273,7 @@ _WORDS = {
     "it does alone",
     FAILS: "a check fails, or the model or its processor does; `packtrain train` would end there too",
     INCONCLUSIVE: "nothing failed, but a check could not have",
-    REFUSED: "packtrain says no before it runs anything, or the check before the first step ends the run",
+    REFUSED: "packtrain says no, with the reason, before the model runs",
     NO_TEXT: "its processor takes no chat without an image",
     NOT_TRIED: "there is no tiny model to try it on, for the reason given; the real one may work",
 }
@@ -297,7 +290,7 @@ def _page(result: FamiliesResult, command: str) -> Iterator[str]:
     yield f"Written by `{command}` with {versions}: {len(result.rows)} types."
     yield from (
         "",
-        "Each type is tried as a tiny model with random weights, in fp32, on sdpa, on a CPU. What a word says",
+        "Each type is tried as a tiny model with random weights, in fp32, on sdpa, on a CPU.",
         "",
     )
     yield from ("| word | meaning |", "|---|---|")
