@@ -32,7 +32,7 @@ from packtrain.packing.online import OnlineSchedule
 from packtrain.packing.pack_plan import PackPlan, plan_inputs
 from packtrain.packing.packing_config import PackingConfig
 from packtrain.packing.schedule import Schedule
-from packtrain.predicting.shapes import read_shape
+from packtrain.predicting.shapes import context_length
 from packtrain.records.formats.source_files import split_notes
 
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ def _context(config: DatasetConfig) -> int:
     """The packing length; by default the context length of the model."""
     if config.packing_length is not None:
         return config.packing_length
-    return read_shape(resolve_model(config.model_name, cache_dir() / "models")).language.context_length
+    return context_length(resolve_model(config.model_name, cache_dir() / "models"))
 
 
 def _register(cls: type) -> None:

@@ -21,6 +21,7 @@ from packtrain.runs.training_run import read_run
 if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch
     from packtrain.delivery.encode.encode import SampleEncoder
+    from packtrain.delivery.encode.unlisted import ProcessorEncoder
 
 BACKENDS = ("sdpa", "eager", "flex", "varlen", "flash_attention_2", "flash_attention_3")
 _HEADER = ("kind", "width", "height", "frames", "fps", "seconds", "limits")
@@ -52,13 +53,13 @@ def inspect_batches(
     # Refuses numbers of packs that do not exist.
     planned = {one.row for number in numbers for one in pack_samples(plan, table, number, epoch)}
     _quieten()
-    from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.pack_source import PackSource
     from packtrain.delivery.encode.row_table import RecordReader, RowTable
+    from packtrain.delivery.encode.unlisted import sample_encoder
     from packtrain.records.shards.data_files import LocalFiles
 
     request = table.request()
-    encoder = SampleEncoder(request, measured_settings=table.summary.settings)
+    encoder = sample_encoder(request, measured_settings=table.summary.settings)
     reason = encoder.contract.refused_backends.get(attn_implementation)
     if reason is not None:
         got = f"{attn_implementation} for {encoder.contract.model_type}: {reason}"
@@ -125,7 +126,9 @@ def _measured_headers(table: CostTable, rows: list[int]) -> dict[int, tuple[Medi
     return {row: tuple(headers[index]) for row, index in zip(rows, indices, strict=True)}
 
 
-def _collate_row(plan: PackPlan, row: PackedRow, encoder: SampleEncoder, attn_implementation: str) -> Batch:
+def _collate_row(
+    plan: PackPlan, row: PackedRow, encoder: SampleEncoder | ProcessorEncoder, attn_implementation: str
+) -> Batch:
     from packtrain.delivery.collate.collators import PackCollator
 
     collator = PackCollator(

@@ -77,6 +77,7 @@ def verify(
     from packtrain.delivery.collate.collators import PackCollator
     from packtrain.delivery.encode.unlisted import sample_encoder
     from packtrain.modeling.attention import VARLEN_LOOP, choose_backend
+    from packtrain.verifying.padding_check import refuse_batch_statistics
     from packtrain.verifying.verification import long_rows, unreached_note, verify_model
 
     folder = shaped_folder(resolve_model(model, cache_dir() / "models").absolute(), shape)
@@ -97,6 +98,7 @@ def verify(
     encoder = sample_encoder(request)
     progress("loading the model")
     loaded = _load(model, request.model, place, seed)
+    refuse_batch_statistics(loaded, model)
     contract = encoder.contract
     if not contract.unlisted:
         contract = contract_for(loaded.config.to_dict())  # with the defaults that transformers adds

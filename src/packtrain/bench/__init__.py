@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from packtrain.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from packtrain.bench.families import bench_families as bench_families
     from packtrain.bench.loader import bench_loader as bench_loader
     from packtrain.bench.measure import bench_measure as bench_measure
     from packtrain.bench.pack import bench_pack as bench_pack

@@ -12,9 +12,13 @@ from rich.table import Table
 from packtrain.core.numbers import FORMATS, MIB
 
 if TYPE_CHECKING:
+    from packtrain.bench.families import FamiliesResult
     from packtrain.bench.loader import LoaderResult, MemoryCourse
     from packtrain.bench.measure import MeasureResult
     from packtrain.bench.pack import PackResult, WorkSet
+
+
+FAMILY_COLUMNS = {"images": "packed, with images", "text": "packed, text only", "padded": "padded"}
 
 
 def column(title: str, form: str | Callable[[Any], str] = "{:,}", **options: Any) -> Any:
@@ -195,3 +199,15 @@ class _TrainLine:
     predicted_gib: float | None = column("predicted", "{:.1f}")
     batch_seconds: float | None = column("s a batch", "{:.3f}")
     padding_share: float | None = column("padding", "percent")
+
+
+# ---- bench families
+
+
+def show_families(result: FamiliesResult, console: Console) -> None:
+    """Of `packtrain bench families`."""
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    console.print(table_of(f"Image-text types as tiny models, fp32 on the CPU: {versions}", result.rows))
+    for name, title in FAMILY_COLUMNS.items():
+        found = ", ".join(f"{word} {count}" for word, count in result.totals(name).items())
+        console.print(f"{title}: {found}")

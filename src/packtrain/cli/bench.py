@@ -180,6 +180,35 @@ def train(
         show_train(result, output)
 
 
+def families(
+    types: Annotated[
+        str, typer.Option(help="Image-text types of transformers, separated by commas; empty for all.")
+    ] = "",
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Types tried at the same time.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Markdown file for the table, such as docs/families.md.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which image-text types of the installed transformers train here, packed and padded, as tiny random models.
+
+    Each is verified with images and with text alone, and trained for two padded steps, in fp32 on the CPU.
+
+    Example: packtrain bench families --types glm4v,mistral3
+    """
+    from packtrain.bench.families import bench_families, families_page
+    from packtrain.bench.printing import show_families
+
+    words = [word.strip() for word in types.split(",") if word.strip()]
+    with interruptible(STARTS_OVER), errors.status("starting") as status:
+        result = bench_families(words, workers=workers, progress=lambda doing: status.update(doing))
+    if out is not None:
+        options = [*(["--types", ",".join(words)] if words else []), "--out", str(out)]
+        out.write_text(families_page(result, " ".join(["packtrain bench families", *options])), encoding="utf-8")
+    if as_json:
+        print_json(asdict(result))
+    else:
+        show_families(result, output)
+
+
 def _write_json(out: Path | None, result: Mapping[str, object]) -> None:
     if out is not None:
         out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

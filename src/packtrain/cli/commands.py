@@ -78,7 +78,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 bench = typer.Typer(
-    help="Speed benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
+    help="Benchmarks: each compares alternatives within one run.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
 cache = typer.Typer(help="The cache: list, clear, verify.", no_args_is_help=True, rich_markup_mode=None)
@@ -128,6 +128,7 @@ bench.command("measure", cls=Command)(benchmarks.measure)
 bench.command("pack", cls=Command)(benchmarks.pack)
 bench.command("loader", cls=Command)(benchmarks.loader)
 bench.command("train", cls=Command)(benchmarks.train)
+bench.command("families", cls=Command)(benchmarks.families)
 
 
 def main() -> None:

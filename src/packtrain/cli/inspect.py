@@ -377,6 +377,8 @@ def _what(batch: InspectedBatch, run: Sequence[BatchToken]) -> str:
     if token.sample is None:
         return f"padding{count}"
     if token.kind != "text":
+        if token.medium is None:
+            return f"one of the {token.kind}s of sample {token.sample}{count}"
         medium = _medium(batch.samples[token.sample], token)
         size = f"{shown(medium.name, _NAME)}, {medium.width}x{medium.height}"
         return f"{token.kind} {token.medium} of sample {token.sample} ({size}){count}"

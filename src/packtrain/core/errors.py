@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import signal
 from collections.abc import Iterable
 
@@ -106,10 +107,21 @@ def system_error(error: OSError) -> PacktrainError:
     )
 
 
+_INSTALL = re.compile(r"pip install ([A-Za-z][\w.-]*\w)")  # as transformers says it
+
+
+def install_hint(error: BaseException) -> str:
+    """How to install the package that an error asks for; empty for errors of other kinds."""
+    if not isinstance(error, ImportError):
+        return ""
+    said = _INSTALL.search(str(error))
+    name = said[1] if said is not None else (error.name or "").partition(".")[0]
+    return f"pip install {name}" if name else "install that package"
+
+
 def missing_package_error(error: ImportError) -> PacktrainError:
     """A package that is not there, or cannot be loaded."""
-    name = (error.name or "").partition(".")[0]
-    fix = f"pip install {name}" if name else "install that package"
+    fix = install_hint(error)
     return PacktrainError("an installed package", got=str(error).strip().splitlines()[0][:300], fix=fix)
 
 
@@ -121,7 +133,8 @@ def nearest(name: str, names: Iterable[str], *, least: float = 0.6) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """An error of another library and what it is about."""
-    return public(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}")
+    lines = str(error).strip().splitlines()
+    return public(f"{type(error).__name__}: {lines[0] if lines else 'no details'}")
 
 
 def describe_exits(codes: Iterable[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from packtrain.delivery.collate.batch_values import Batch
     from packtrain.delivery.encode.encode import SampleEncoder
     from packtrain.delivery.encode.encoded_sample import SampleCounts
+    from packtrain.delivery.encode.unlisted import ProcessorEncoder
     from packtrain.records.media import MediaStore
 
 PADDING = "padding"
@@ -58,7 +59,7 @@ class BatchMedium:
     name: str
     width: int
     height: int
-    tokens: int
+    tokens: int | None  # None where only the processor knows which of several media a token is of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +125,9 @@ class RecordingEncoder:
     `headers`, by row, are those that were measured, so that an error names both sizes of a medium that has changed.
     """
 
-    def __init__(self, encoder: SampleEncoder, headers: Mapping[int, tuple[MediaHeader, ...]]) -> None:
+    def __init__(
+        self, encoder: SampleEncoder | ProcessorEncoder, headers: Mapping[int, tuple[MediaHeader, ...]]
+    ) -> None:
         self.encoder, self._headers = encoder, headers
         self.encoded: list[_Encoded] = []  # samples without failures, in order
         self._rule: RecordEncoder | None = None
@@ -135,25 +138,18 @@ class RecordingEncoder:
         """Like the encoder itself."""
         expected = replace(expected, headers=self._headers.get(row)) if expected is not None else None
         sample = self.encoder.encode(record, store, row=row, expected=expected, start=start, tokens=tokens)
-        media = self._media(record, store) if start == 0 else ()
+        media = self._media(record, store, sample) if start == 0 else ()
         self.encoded.append(_Encoded(record=record, start=start, media=media))
         return sample
 
-    def _media(self, record: Record, store: MediaStore) -> tuple[BatchMedium, ...]:
+    def _media(self, record: Record, store: MediaStore, sample: EncodedSample) -> tuple[BatchMedium, ...]:
         from packtrain.delivery.encode.decode import media_header
 
         media = tuple(record.media())
-        if not media:
-            return ()
         headers = [media_header(store, medium) for medium in media]
-        if self._rule is None:
-            request, settings = self.encoder.request, self.encoder.request.settings()
-            family = load_rule(settings, request.limits)
-            assert family is not None, "the encoder was made, so there is a rule"
-            self._rule = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
         numbers: Counter[str] = Counter()
         samples_media = []
-        for medium, header, expansion in zip(media, headers, self._rule.layouter.expansions(headers), strict=True):
+        for medium, header, tokens in zip(media, headers, self._tokens(headers, sample), strict=True):
             numbers[medium.kind] += 1
             samples_media.append(
                 BatchMedium(
@@ -162,10 +158,30 @@ class RecordingEncoder:
                     name=medium.ref.name,
                     width=header.width,
                     height=header.height,
-                    tokens=expansion.media_tokens,
+                    tokens=tokens,
                 )
             )
         return tuple(samples_media)
+
+    def _tokens(self, headers: Sequence[MediaHeader], sample: EncodedSample) -> list[int | None]:
+        """The tokens of each medium, by the rule; without one, those of its kind where it is the only one."""
+        from packtrain.delivery.encode.encode import SampleEncoder
+
+        if not isinstance(self.encoder, SampleEncoder):
+            shown = Counter(header.kind for header in headers)
+            kinds = [MODALITIES[header.kind].token_kind for header in headers]
+            return [
+                int((sample.token_kinds == kind).sum()) if shown[header.kind] == 1 else None
+                for header, kind in zip(headers, kinds, strict=True)
+            ]
+        if not headers:
+            return []
+        if self._rule is None:
+            request, settings = self.encoder.request, self.encoder.request.settings()
+            family = load_rule(settings, request.limits)
+            assert family is not None, "a SampleEncoder has a rule"
+            self._rule = RecordEncoder(settings, family, loss_on=request.loss_on, add_eos=request.add_eos)
+        return [expansion.media_tokens for expansion in self._rule.layouter.expansions(headers)]
 
 
 def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int | None]:
@@ -175,7 +191,9 @@ def _numbers(sample: EncodedSample, media: tuple[BatchMedium, ...]) -> list[int 
     for kind in MODALITIES.values():
         own = [medium for medium in media if medium.kind == kind.name]
         places = np.flatnonzero(kinds == kind.token_kind)
-        counts = [medium.tokens for medium in own]
+        counts = [medium.tokens for medium in own if medium.tokens is not None]
+        if len(counts) < len(own):
+            continue
         assert len(places) == sum(counts), f"{sample.id}: {len(places)} {kind.name} tokens, but its media have {counts}"
         numbers[places] = np.repeat([medium.number for medium in own], counts) if own else 0
     return [number or None for number in numbers.tolist()]

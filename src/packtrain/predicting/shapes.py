@@ -153,6 +153,19 @@ def read_shape(folder: str | Path) -> ModelShape:
     return shape if counts is None else replace(shape, parameters=counts, counted_from="weights")
 
 
+def context_length(folder: str | Path) -> int:
+    """The most tokens of a row, also of a model whose shape is not understood."""
+    try:
+        return read_shape(folder).language.context_length
+    except ConfigError:
+        config = read_settings(folder).config
+        inner = config.get("text_config")
+        for part in (inner if isinstance(inner, Mapping) else {}, config):
+            if isinstance(length := part.get("max_position_embeddings"), int) and length > 0:
+                return length
+        raise
+
+
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a config.json describes. A model type that is not known is read by its usual keys, with a note."""
     model_type = str(config.get("model_type") or "")
@@ -284,6 +297,10 @@ def _generic(model_type: str, config: Mapping[str, Any]) -> ModelShape:
     names = [name for name, family in all_families().items() if family.shape is not None]
     key = next((key for key in ("text_config", "llm_config") if isinstance(config.get(key), Mapping)), "")
     text = _part(config, key, config) if key else config
+    if not text.get("intermediate_size") and text.get("moe_intermediate_size"):  # all layers have experts
+        text = {**text, "intermediate_size": text["moe_intermediate_size"]}
+    if text.get("head_dim") == 0:  # of latent attention without rotary parts
+        text = {name: value for name, value in text.items() if name != "head_dim"}
     decoder = _decoder(str(text.get("model_type")))
     if decoder is None:
         missing = [name for name in _NEEDED if _usual_keys(text).get(name) is None]

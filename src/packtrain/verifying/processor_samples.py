@@ -38,7 +38,10 @@ def processor_samples(request: Request, encoder: ProcessorEncoder, seed: int = 0
         if isinstance(price, RecordError):
             refused.append(f"{record.id}: {price.reason}")
             continue
-        samples.append(PricedSample(sample=encoder.encode(record, store), cost=price[0]))
+        try:
+            samples.append(PricedSample(sample=encoder.encode(record, store), cost=price[0]))
+        except RecordError as error:
+            refused.append(f"{record.id}: {error.reason}")
     if len(samples) < 2:
         raise DataError(
             "synthetic samples",

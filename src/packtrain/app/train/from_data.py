@@ -29,7 +29,7 @@ from packtrain.measuring.table import CostTable
 from packtrain.packing.pack_plan import plan_inputs
 from packtrain.predicting.calibration import coefficients_for
 from packtrain.predicting.gpus import find_gpu
-from packtrain.predicting.shapes import read_shape
+from packtrain.predicting.shapes import context_length
 
 STUDIES = "studies"
 STUDY_PAGE, RECOMMENDED = "report.html", "recommended.yaml"
@@ -123,7 +123,7 @@ def _for_cpu(run: ResolvedRun, table: CostTable) -> tuple[Sections, str]:
         tokens_per_sample=mean,
         longest=longest,
     )
-    context = read_shape(resolve_model(run.model.name, cache_dir() / "models")).language.context_length
+    context = context_length(resolve_model(run.model.name, cache_dir() / "models"))
     data = {"packing_length": min(step.kept_length, context)}
     kept = replace(step, samples_per_pack=data["packing_length"] / mean).is_kept
     if not kept and run.config.data.packing_length is None:  # packs are long for the longest sample alone

@@ -22,7 +22,7 @@ from typing import Any
 
 from packtrain.core.artifacts import make_folder_once, read_json, write_json
 from packtrain.core.cache_root import cache_dir
-from packtrain.core.errors import ArtifactError, ConfigError
+from packtrain.core.errors import ArtifactError, ConfigError, in_one_line, install_hint
 from packtrain.core.fingerprint import digest, files_state
 from packtrain.families.contracts import contract_for
 from packtrain.families.family import BatchContract, ProcessorSettings
@@ -30,6 +30,10 @@ from packtrain.families.family import BatchContract, ProcessorSettings
 KIND, VERSION = "model_config", 1
 NOT_CHECKED = (
     "whether this model can be trained on packs was not checked: that needs transformers (pip install packtrain[train])"
+)
+ON_PROOF = (
+    "packs of this model are trained only where a check on the model and the data passes; `packtrain verify` makes it "
+    "now, and padded rows (data.packing=false) do without"
 )
 _loaded: dict[str, Mapping[str, Any]] = {}  # of this process, by content
 
@@ -55,17 +59,31 @@ def outer_shell(folder: str) -> Any:
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     sees = config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    with torch.device("meta"):
-        return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
+    try:
+        with torch.device("meta"):
+            return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
+    except Exception as error:  # a model may fail in any way
+        raise ConfigError(
+            folder,
+            got=f"model type {config.model_type!r}, which cannot be built: {in_one_line(error)[:300]}",
+            expected="a language model of transformers, with or without images",
+            fix=install_hint(error) or "try it with AutoModelForImageTextToText.from_pretrained",
+        ) from error
 
 
 def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
-    """Notes for measuring and packing: that training will refuse the model, or was not checked."""
+    """Notes for measuring and packing: what training will refuse or ask for, or that nobody has looked."""
     try:
-        model_contract(settings)
+        unlisted = model_contract(settings).unlisted
     except ConfigError as error:
-        return (f"packtrain cannot train this model: {error.got}",)
-    return () if _transformers() else (NOT_CHECKED,)
+        try:
+            model_contract(settings, packing=False)
+        except ConfigError:
+            return (f"packtrain cannot train this model: {error.got}",)
+        return (f"packtrain trains this model on padded rows only (data.packing=false): {error.got}",)
+    if not _transformers():
+        return (NOT_CHECKED,)
+    return (ON_PROOF,) if unlisted else ()
 
 
 def _transformers() -> str | None:
@@ -97,6 +115,13 @@ def _load_and_keep(folder: str, file: Path) -> dict[str, Any]:
         text = _load(folder) if "transformers" in sys.modules else in_another_process(folder)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        if "trust_remote_code" in reason:
+            raise ConfigError(
+                f"{folder}/config.json",
+                got="a model whose code is in its own repository (auto_map), not in transformers",
+                expected="a model of transformers: code of models is never run",
+                fix="use a version of the model that transformers has, or a newer transformers",
+            ) from None
         raise ConfigError(
             f"{folder}/config.json",
             got=f"a config that transformers cannot load: {reason}",
@@ -129,6 +154,13 @@ def finished_tokenizer(settings: ProcessorSettings, cache: Path) -> str | None:
         return None
     source = Path(settings.folder)
     vocabularies = {path.name for pattern in _VOCABULARIES for path in source.glob(pattern)}
+    if not vocabularies and not (source / "tokenizer.json").exists():
+        raise ConfigError(
+            settings.folder,
+            got="no tokenizer",
+            expected="tokenizer.json, or the vocabulary of a tokenizer",
+            fix="copy the tokenizer's files from the model's repository, where the weights come from",
+        )
     state = files_state({name: source / name for name in sorted({*_FILES, *vocabularies})}, content=True)
     folder = cache / digest({"files": state, "transformers": importlib.metadata.version("transformers")})
     return str(make_folder_once(folder, lambda fresh: _save_in_another_process(settings.folder, fresh)))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from PIL import Image
 
-from packtrain.core.errors import ConfigError, RecordError, in_one_line
+from packtrain.core.errors import ConfigError, RecordError, in_one_line, install_hint
 from packtrain.core.modality import MODALITIES
 from packtrain.core.numbers import counted
 from packtrain.core.seeds import stream
@@ -41,6 +41,7 @@ _ALONG_TEXT, _ALONG_IMAGES = 1, 1
 _POSITIONS = "get_rope_index"
 TOKEN_KINDS = "mm_token_type_ids"  # not every processor returns them; they follow from the ids
 _ROPE_SECTIONS = "mrope_section"
+_DIMENSIONS = 3  # of its positions
 _OWN_FAMILY = "this model needs a family of its own: docs/guides/extending.md"
 
 
@@ -48,6 +49,13 @@ def complete_contract(
     contract: BatchContract, real: RealProcessor, settings: ProcessorSettings, *, packing: bool
 ) -> BatchContract:
     """The contract of an unlisted model with its media and positions; ConfigError for what cannot be joined."""
+    if not (settings.image or settings.video or settings.processor):
+        raise ConfigError(
+            settings.folder,
+            got=f"model type {settings.model_type!r}, which takes images, without a processor",
+            expected="processor_config.json or preprocessor_config.json",
+            fix="copy the processor's files from the model's repository",
+        )
     model = outer_shell(settings.folder)
     taken = _parameters(model, _base(model), names=("forward",))
     image = MODALITIES["image"]
@@ -113,11 +121,14 @@ def _outputs(real: RealProcessor, record: Record) -> ProcessorOutputs:
     except Exception as error:  # a processor may fail in any way
         reason = error.reason if isinstance(error, RecordError) else in_one_line(error)
         images = sum(1 for _ in record.media())
+        no_template = isinstance(error, RecordError) and error.stage == "template"
         raise ConfigError(
             real.folder,
             got=f"a processor that fails on a chat about {counted(images, 'image')}: {reason}",
             expected="a processor whose chat template takes images",
-            fix="try it with processor.apply_chat_template; the package that it needs may be missing",
+            fix="put the model's chat_template.jinja into its folder"
+            if no_template
+            else install_hint(error) or "try it with processor.apply_chat_template",
         ) from error
 
 
@@ -196,11 +207,19 @@ def _parameters(*models: Any, names: Sequence[str]) -> set[str]:
 
 def _positions(model: Any, settings: ProcessorSettings) -> Any:
     """Which positions the model takes."""
-    if hasattr(_base(model), _POSITIONS):
-        return "mrope"
     text = model.config.get_text_config().to_dict()
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    if _ROPE_SECTIONS in rope:
+    sections = rope.get(_ROPE_SECTIONS)
+    if hasattr(_base(model), _POSITIONS):
+        if sections is not None and len(sections) != _DIMENSIONS:
+            raise ConfigError(
+                settings.folder,
+                got=f"model type {settings.model_type!r} with positions of {len(sections)} dimensions",
+                expected=f"positions of {_DIMENSIONS} dimensions (time, height, width), or of one",
+                fix="train on padded rows: data.packing=false",
+            )
+        return "mrope"
+    if sections is not None:
         raise ConfigError(
             settings.folder,
             got=f"model type {settings.model_type!r} with positions of three dimensions and without {_POSITIONS}",

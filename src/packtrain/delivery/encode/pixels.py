@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from packtrain.core.errors import ConfigError, DriftError, RecordError
+from packtrain.core.errors import ConfigError, DriftError, RecordError, in_one_line, install_hint
 from packtrain.core.values import MediaHeader, MediaKind, PartLimits
 from packtrain.delivery.encode.decode import Decoded
 from packtrain.families.family import BatchContract, Expansion, ProcessorSettings
@@ -155,9 +155,9 @@ def load_processor(settings: ProcessorSettings, *, multimodal: bool, fix: str = 
     except Exception as error:
         raise ConfigError(
             settings.folder,
-            got=f"{type(error).__name__}: {error}",
+            got=in_one_line(error)[:300],
             expected="a processor that transformers can load",
-            fix="check the folder with AutoProcessor.from_pretrained" + fix,
+            fix=(install_hint(error) or "check the folder with AutoProcessor.from_pretrained") + fix,
         ) from error
 
 

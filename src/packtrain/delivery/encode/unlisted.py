@@ -39,7 +39,7 @@ from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
 from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import RecordEncoder, SizedRecord, SupervisedCost
 from packtrain.families.family import BatchContract, TextOnly
-from packtrain.families.registry import load_rule
+from packtrain.families.registry import find_family, load_rule
 from packtrain.families.tokenizer import Runs, covered_by_all
 from packtrain.measuring.drift import ProcessorCounts
 from packtrain.measuring.measurer import CostRule, FamilyRule
@@ -207,11 +207,19 @@ def _lost() -> RecordError:
     return RecordError("loss", "the answer was not found among the processor's tokens")
 
 
+def _refuse_videos(record: Record) -> None:
+    """How videos are joined is not read off the processor."""
+    if any(medium.kind == "video" for medium in record.media()):
+        raise RecordError("processor", "a video, for a model without a family", "only its images are understood")
+
+
 class ProcessorRule:
     """Costs of a model that has no rule."""
 
     def __init__(self, request: Request) -> None:
         self._records = RecordProcessor(request)
+        family = find_family(self._records.settings.model_type)
+        self._unlisted = family is None or family.contract is None
 
     def compute_costs(self, batch: Sequence[SizedRecord], store: MediaStore) -> list[SupervisedCost | RecordError]:
         """One record after the other, encoded for real."""
@@ -227,6 +235,8 @@ class ProcessorRule:
         if record.tokens is not None:
             self._records.refuse_placeholders(record)
             return self._records.text.cost(record, headers)
+        if self._unlisted:
+            _refuse_videos(record)
         try:
             sample = self._records.process(record, store)
         except OSError as error:
@@ -331,6 +341,7 @@ class ProcessorEncoder:
         """One sample, or `tokens` of it from `start` on; errors as those of SampleEncoder."""
         import torch
 
+        _refuse_videos(record)
         sample = self._records.process(record, store)
         if sample.lost:
             raise RecordError("processor", "the tokens of a medium were not found", "the config does not name their id")
