@@ -122,7 +122,6 @@ class TestBefore:
             *("packed training into", "packing check", "passed in ", "samples per pack", "8 requested"),
             *(
                 "3 (0.6 epochs of 5 steps)",
-                "epochs 0.6",
                 "0.01 (language); linear schedule, no warm-up",
             ),
         ):
@@ -542,7 +541,7 @@ class TestRun:
         code, out, err = run("train", config, f"model.method={method}", "model.lora_rank=4", "--json")
         assert code == 0, err
         said = json.loads(out)
-        assert any("model.merge_adapters=true saves whole weights" in note for note in said["notes"])
+        assert any("model.merge_adapters=true saves merged weights" in note for note in said["notes"])
         trainable = said["model"]["trainable"][0]
         assert 0 < trainable["trained"] < trainable["weights"] / 4
         assert (tmp_path / "out" / "final" / "adapter_model.safetensors").exists()

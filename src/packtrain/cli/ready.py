@@ -82,6 +82,8 @@ def _rows(ready: ReadyRun) -> Iterator[tuple[str, str]]:
         if run.data.pad_packs:
             each = f"the samples of a pack each, on average {decimal(numbers.samples_per_pack)}"
         yield "batches", f"{each}, one per row, padded to the longest: {padding}"
+        if ready.packing_check is not None:  # of a model that is not listed
+            yield "padding check", _packing_check(ready)
     yield "step", _step(ready)
     yield "steps", _steps(numbers)
     course = ready.course
