@@ -174,7 +174,8 @@ def find_tokens(text: Ids, ids: Ids, media: Collection[int], wanted: Ids) -> Ids
         here = between & (wanted > start) & (wanted < end)
         if here.any():
             places[here] = wanted[here] + _only_shift(text, ids, (start + 1, end), wanted[here])
-    if np.isin(wanted, stands).any() or (np.diff(places) <= 0).any():
+    in_order = not (np.diff(places) <= 0).any()
+    if np.isin(wanted, stands).any() or not in_order or not np.array_equal(ids[places], text[wanted]):
         raise _lost()
     return places
 
