@@ -200,7 +200,7 @@ def test_a_processor_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("transformers.AutoProcessor.from_pretrained", load)
     error = _refusal()
     assert "librosa" in error.got
-    assert "AutoProcessor.from_pretrained" in error.fix
+    assert "install that package" in error.fix
 
 
 @pytest.mark.parametrize("packing", [True, False])

@@ -41,7 +41,6 @@ _ALONG_TEXT, _ALONG_IMAGES = 1, 1
 _POSITIONS = "get_rope_index"
 TOKEN_KINDS = "mm_token_type_ids"  # not every processor returns them; they follow from the ids
 _ROPE_SECTIONS = "mrope_section"
-_DIMENSIONS = 3  # of its positions
 _OWN_FAMILY = "this model needs a family of its own: docs/guides/extending.md"
 
 
@@ -209,17 +208,9 @@ def _positions(model: Any, settings: ProcessorSettings) -> Any:
     """Which positions the model takes."""
     text = model.config.get_text_config().to_dict()
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    sections = rope.get(_ROPE_SECTIONS)
     if hasattr(_base(model), _POSITIONS):
-        if sections is not None and len(sections) != _DIMENSIONS:
-            raise ConfigError(
-                settings.folder,
-                got=f"model type {settings.model_type!r} with positions of {len(sections)} dimensions",
-                expected=f"positions of {_DIMENSIONS} dimensions (time, height, width), or of one",
-                fix="train on padded rows: data.packing=false",
-            )
         return "mrope"
-    if sections is not None:
+    if _ROPE_SECTIONS in rope:
         raise ConfigError(
             settings.folder,
             got=f"model type {settings.model_type!r} with positions of three dimensions and without {_POSITIONS}",
