@@ -16,7 +16,7 @@ from packtrain.delivery.encode.encoded_sample import EncodedSample
 from packtrain.families import tiny
 from packtrain.families.family import BatchContract
 from packtrain.measuring.request import Request
-from packtrain.verifying.synthetic_row import synthetic_samples
+from packtrain.verifying.samples import synthetic_samples
 
 sys.path.append(str(Path(__file__).parents[1] / "measuring"))  # small encoders, as the tests of measuring make them
 from conversations import TILED, shrink

@@ -22,7 +22,7 @@ from packtrain.training.loss import LogitsTokenLoss, loss_on
 from packtrain.verifying.check_result import CheckReport
 from packtrain.verifying.compare import Collate
 from packtrain.verifying.packing_check import RowRoom, Training, check_packing
-from packtrain.verifying.processor_samples import processor_samples
+from packtrain.verifying.samples import processor_samples
 from packtrain.verifying.verification import verify_model
 
 sys.path.append(str(Path(__file__).parents[1] / "delivery"))  # small folders of unlisted models

@@ -17,7 +17,7 @@ from packtrain.cli.terminal import Terminal
 from packtrain.cli.verify import show_report
 from packtrain.families import tiny
 from packtrain.modeling.load import build_model
-from packtrain.verifying import isolate, user_data
+from packtrain.verifying import isolate, samples
 from packtrain.verifying.check_result import CheckReport, CheckResult
 
 Run = Callable[..., tuple[int, str, str]]
@@ -189,18 +189,18 @@ def test_data_with_too_few_usable_records(run: Run, tmp_path: Path) -> None:
 
 def test_reading_data_is_bounded(monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("PACKTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(samples, "MOST_LOOKED_AT", 3)
     report = verify("tiny:llama", data=data, device="cpu", attn_implementation="sdpa")
     assert [name.split()[0] for name in report.samples] == ["r0", "r1", "r2"]
     long = tmp_path / "long.jsonl"
     long.write_text("".join(json.dumps(chat(n, words=100 if n == 1 else 3)) + "\n" for n in range(4)))
-    monkeypatch.setattr(user_data, "MOST_LOOKED_AT", 500)
-    monkeypatch.setattr(user_data, "MOST_TOKENS", 500)
+    monkeypatch.setattr(samples, "MOST_LOOKED_AT", 500)
+    monkeypatch.setattr(samples, "MOST_TOKENS", 500)
     report = verify("tiny:llama", data=long, device="cpu", attn_implementation="sdpa")
     named = [name.split()[0] for name in report.samples]
     assert named == ["r0", "r2", "r3", "r1"], "what is too long comes last"
     assert "forward only" in report.samples[-1]
-    assert report.tokens <= user_data.MOST_TOKENS
+    assert report.tokens <= samples.MOST_TOKENS
 
 
 def test_a_folder_with_weights(run: Run, tmp_path: Path) -> None:

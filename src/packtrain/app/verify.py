@@ -146,19 +146,19 @@ def _samples(
 ) -> tuple[list[PricedSample], EncodedSample]:
     """The samples to pack, and the longest one: from the user's data, or synthetic."""
     from packtrain.delivery.encode.encode import SampleEncoder
-    from packtrain.verifying.synthetic_row import synthetic_samples, synthetic_text
+    from packtrain.verifying.samples import (
+        processor_samples,
+        processor_text,
+        synthetic_samples,
+        synthetic_text,
+        user_samples,
+    )
     from packtrain.verifying.verification import long_enough
 
     if request.specs:
-        from packtrain.verifying.user_data import (
-            user_samples,  # reading data needs more packages than verifying
-        )
-
         priced, longest = user_samples(request, encoder, count, contract.longest_row)
         return priced, longest if longest is not None else max((one.sample for one in priced), key=len)
     if not isinstance(encoder, SampleEncoder):
-        from packtrain.verifying.processor_samples import processor_samples, processor_text
-
         priced = processor_samples(request, encoder, seed)
         text = processor_text(encoder, long_enough(config, contract), seed=seed)
         return priced, text if text is not None else max((one.sample for one in priced), key=len)

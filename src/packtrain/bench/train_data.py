@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import isqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -14,22 +15,15 @@ from torch.utils.data import Dataset
 from packtrain.bench.lengths import PATCHES_PER_TOKEN, lvis_tokens
 from packtrain.core.seeds import stream
 from packtrain.delivery.encode.encoded_sample import EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.synthetic_samples import (
-    NO_IMAGES,
-    SyntheticImages,
-    image_of_patches,
-    noise_ids,
-    synthetic_sample,
-)
-from packtrain.families.contracts import contract_for
+from packtrain.delivery.encode.synthetic_samples import SyntheticSamples
 from packtrain.packing.arrays import pack_arrays
-from packtrain.predicting.shapes import shape_from_config
 from packtrain.predicting.values import Load
 
 Batching = Literal["packed", "random", "sorted", "grouped"]
 Batches = list[np.ndarray]  # numbers of the samples of each batch
 POOL = 4_096  # samples that are put into batches; only some of the batches are trained on
 PROMPT = 50  # tokens of a sample's text that carry no loss: with them, shares are those of the set's description
+_SIDE_PER_TOKEN = isqrt(PATCHES_PER_TOKEN)  # patches along each side of what becomes one token
 PATCHES_PER_PACK = 1.5  # for each token of the capacity: packs of short samples only would hold thrice the mean
 
 
@@ -125,14 +119,8 @@ class MadeRows(Dataset[PackedRow]):
     """Batches as rows of encoded samples, made when asked for, as a reader would."""
 
     def __init__(self, pool: Pool, batches: Batches, config: Mapping[str, Any], dtype: torch.dtype) -> None:
-        vision = shape_from_config(config).vision
-        assert vision is not None or not pool.patches.any(), "its samples have images"
-        self._pool, self._batches, self._config = pool, batches, config
-        self._position_rows = 4 if contract_for(config).positions == "mrope" else 1
-        generator = torch.Generator().manual_seed(0)
-        # Pixels of all images are spans of this one.
-        width = vision.patch_elements if vision is not None else 0
-        self._pixels = torch.randn(2 * int(pool.patches.max()), width, generator=generator).to(dtype)
+        self._pool, self._batches = pool, batches
+        self._made = SyntheticSamples(config, dtype=dtype, shared_patches=int(pool.patches.max()))
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -142,26 +130,11 @@ class MadeRows(Dataset[PackedRow]):
         return PackedRow(key=PackKey(0, number), samples=samples)
 
     def _sample(self, row: int) -> EncodedSample:
-        pool, generator = self._pool, torch.Generator().manual_seed(row)
-        ids = noise_ids(self._config, int(pool.tokens[row]), generator)
-        return synthetic_sample(
-            str(row),
-            ids,
+        pool = self._pool
+        return self._made.sample_of_sizes(
+            row,
+            int(pool.tokens[row]),
             supervised=int(pool.supervised[row]),
-            images=self._image(row, generator),
-            row=row,
-            position_rows=self._position_rows,
-        )
-
-    def _image(self, row: int, generator: torch.Generator) -> SyntheticImages:
-        pool, patches = self._pool, int(self._pool.patches[row])
-        if not patches:
-            return NO_IMAGES
-        start = int(torch.randint(0, len(self._pixels) - patches + 1, (), generator=generator))
-        return image_of_patches(
-            self._pixels[start : start + patches],
-            2 * int(pool.rows[row]),
-            2 * int(pool.columns[row]),
-            merged=PATCHES_PER_TOKEN,
-            token_id=self._config["image_token_id"],
+            height=_SIDE_PER_TOKEN * int(pool.rows[row]),
+            width=_SIDE_PER_TOKEN * int(pool.columns[row]),
         )

@@ -6,8 +6,10 @@ counts are as skewed as in large detection sets: most pictures show a few object
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,54 @@ def noise_pixels(random: np.random.Generator, *shape: int) -> np.ndarray:
     return random.integers(0, 256, shape, dtype=np.uint8)
 
 
-def chat_record(
-    name: str, question: str, answer: str, media: Sequence[MediaKind] = (), *, plain: bool = False
-) -> Record:
-    """One question about media whose pixels are made elsewhere, and its answer; `plain`: running text without media."""
-    shown = (Media(kind, MediaRef(name=f"{name}-{at}", path=f"{name}-{at}")) for at, kind in enumerate(media))
-    asked = Message(role="user", parts=(*shown, Text(question)))
+def noise_image(random: np.random.Generator, name: str, width: int, height: int) -> Media:
+    """An image of noise, as the bytes of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(noise_pixels(random, height, width, 3)).save(file, "PNG")
+    return Media("image", MediaRef(name=name, data=file.getvalue()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """What one synthetic conversation holds."""
+
+    name: str
+    media: tuple[MediaKind, ...] = ()
+    question: int = 6  # words
+    answer: int = 8
+
+    def record(
+        self, random: np.random.Generator, image_sizes: Iterable[tuple[int, int]] | None = None, *, plain: bool = False
+    ) -> Record:
+        """The conversation, with PNG images of these sizes (width, height) or with media whose pixels are elsewhere."""
+        question, answer = (f"{sentence(random, words).capitalize()}." for words in (self.question, self.answer))
+        names = [f"{self.name}-{at}" for at in range(len(self.media))]
+        if image_sizes is None:
+            media = [Media(kind, MediaRef(name=name, path=name)) for kind, name in zip(self.media, names, strict=True)]
+        else:
+            media = [noise_image(random, name, *size) for name, size in zip(names, image_sizes, strict=True)]
+        return chat_record(self.name, question, answer, media, plain=plain)
+
+
+PLOTS = (
+    Plot(name="text", answer=12),
+    Plot(name="image", media=("image",)),
+    Plot(name="two-images", media=("image", "image"), answer=4),
+    Plot(name="video", media=("video",), question=3),
+    Plot(name="image-again", media=("image",), question=4),  # of the same size: swapped pixels would fit
+    Plot(name="long-text", question=20, answer=30),
+)
+TEXT_PLOTS = (
+    Plot(name="text", answer=12),
+    Plot(name="short-text", question=2, answer=2),
+    Plot(name="long-text", question=20, answer=30),
+    Plot(name="text-again", question=9, answer=5),
+)
+
+
+def chat_record(name: str, question: str, answer: str, media: Iterable[Media] = (), *, plain: bool = False) -> Record:
+    """One question about media, and its answer; `plain`: running text without media."""
+    asked = Message(role="user", parts=(*media, Text(question)))
     messages: tuple[Message, ...] = (asked, Message(role="assistant", parts=(Text(answer),)))
     if plain:
         messages = (Message(role="user", parts=(Text(f"{question} {answer}"),)),)

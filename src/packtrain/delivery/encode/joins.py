@@ -13,24 +13,22 @@ That the model then keeps the samples apart is for the packing check to show.
 from __future__ import annotations
 
 import inspect
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from PIL import Image
 
 from packtrain.core.errors import ConfigError, RecordError, in_one_line, install_hint
 from packtrain.core.modality import MODALITIES
 from packtrain.core.numbers import counted
 from packtrain.core.seeds import stream
-from packtrain.core.values import Media, MediaRef, Message, Record, Text
+from packtrain.core.values import Record
 from packtrain.delivery.encode.from_transformers import outer_shell
 from packtrain.delivery.encode.processor import ProcessorOutputs, RealProcessor
 from packtrain.families.family import BatchContract, Join, ProcessorSettings
 from packtrain.records.media import MediaStore
-from packtrain.records.synthetic import noise_pixels
+from packtrain.records.synthetic import chat_record, noise_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,19 +94,9 @@ def refuse_packing(contract: BatchContract, where: str) -> None:
 
 def image_record(count: int = 1, *, first: int = 0) -> Record:
     """A short chat about images of different sizes."""
-    images = [_image(number) for number in range(first, first + count)]
-    asked = Message(role="user", parts=(*images, Text("What is this?")))
-    return Record(
-        id="joins", origin="", source="", messages=(asked, Message(role="assistant", parts=(Text("A picture."),)))
-    )
-
-
-def _image(number: int) -> Media:
-    width, height = _SIZES[number]
-    pixels = noise_pixels(stream(number, "joins"), height, width, 3)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return Media("image", MediaRef(name=f"image {number}", data=file.getvalue()))
+    numbers = range(first, first + count)
+    images = [noise_image(stream(number, "joins"), f"image {number}", *_SIZES[number]) for number in numbers]
+    return chat_record("joins", "What is this?", "A picture.", images)
 
 
 def _outputs(real: RealProcessor, record: Record) -> ProcessorOutputs:

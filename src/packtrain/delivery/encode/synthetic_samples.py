@@ -64,7 +64,7 @@ def images_of_tiles(pixels: Tensor, *, patches: int, merged: int, token_id: int)
     )
 
 
-def noise_ids(config: Mapping[str, Any], tokens: int, draw: torch.Generator) -> Tensor:
+def _noise_ids(config: Mapping[str, Any], tokens: int, draw: torch.Generator) -> Tensor:
     """Ids of words: they come from the first half of the vocabulary, as those of media never do."""
     words = int(config.get("text_config", config)["vocab_size"]) // 2
     return torch.randint(_LEAST_ID, words, (tokens,), generator=draw)
@@ -140,10 +140,16 @@ def _image_form(contract: BatchContract | None) -> ImageForm | None:
 
 
 class SyntheticSamples:
-    """Makes samples for the config of a model, as a mix says."""
+    """Makes samples for the config of a model, as a mix says or of given sizes.
 
-    def __init__(self, config: Mapping[str, Any], mix: Mix, *, dtype: torch.dtype) -> None:
-        self._config, self._mix, self._dtype = config, mix, dtype
+    Images of given sizes have at most `shared_patches`, and their pixels are spans of one noise: making new ones for
+    each image would keep a benchmark waiting.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], mix: Mix | None = None, *, dtype: torch.dtype, shared_patches: int = 0
+    ) -> None:
+        self._config, self._mix, self._dtype = config, mix or Mix(), dtype
         kind = str(config["model_type"])
         family = find_family(kind)
         contract = family.contract if family is not None else None
@@ -158,15 +164,42 @@ class SyntheticSamples:
                 expected=", ".join(possible) + ", or a model without images",
                 fix="calibrate with one of these: coefficients belong to the GPU, not to the model",
             )
+        width = self._vision.patch_elements if self._vision is not None else 0
+        noise = torch.Generator().manual_seed(0)
+        self._shared = torch.randn(2 * shared_patches, width, generator=noise).to(dtype)
 
     def sample(self, number: int, tokens: int) -> EncodedSample:
-        """One sample of this many tokens."""
+        """One sample of this many tokens, as the mix says."""
         noise = torch.Generator().manual_seed(number)
-        ids = noise_ids(self._config, tokens, noise)
+        ids = _noise_ids(self._config, tokens, noise)
         images = self._images(tokens, noise)
         supervised = max(1, int(self._mix.supervised * (tokens - images.tokens - _PROMPT)))
+        return self._sample(number, ids, images, supervised)
+
+    def sample_of_sizes(self, number: int, tokens: int, *, supervised: int, height: int, width: int) -> EncodedSample:
+        """One sample of this many tokens, with an image of `height x width` patches unless they are 0."""
+        noise = torch.Generator().manual_seed(number)
+        ids = _noise_ids(self._config, tokens, noise)
+        return self._sample(number, ids, self._image(height, width, noise), supervised)
+
+    def _sample(self, number: int, ids: Tensor, images: SyntheticImages, supervised: int) -> EncodedSample:
         return synthetic_sample(
             str(number), ids, supervised=supervised, images=images, row=number, position_rows=self._position_rows
+        )
+
+    def _image(self, height: int, width: int, noise: torch.Generator) -> SyntheticImages:
+        patches = height * width
+        if not patches:
+            return NO_IMAGES
+        assert self._vision is not None, "its samples have images"
+        assert self._form == "patches", "images of another form"
+        start = int(torch.randint(0, len(self._shared) - patches + 1, (), generator=noise))
+        return image_of_patches(
+            self._shared[start : start + patches],
+            height,
+            width,
+            merged=self._vision.patches_per_token,
+            token_id=int(self._config["image_token_id"]),
         )
 
     def _images(self, tokens: int, noise: torch.Generator) -> SyntheticImages:
