@@ -22,10 +22,14 @@ from packtrain.core.errors import ConfigError, DataError, RecordError
 from packtrain.core.values import Record, TokenIds
 from packtrain.delivery.collate.collators import PackCollator, PaddedCollator
 from packtrain.delivery.encode.encoded_sample import IGNORED, IMAGE, TEXT, EncodedSample, PackedRow, PackKey
-from packtrain.delivery.encode.joins import TOKEN_KINDS
+from packtrain.delivery.encode.joins import TOKEN_KINDS, complete_contract
+from packtrain.delivery.encode.processor import RealProcessor
 from packtrain.delivery.encode.unlisted import ProcessorEncoder, ProcessorRule, find_tokens, sample_encoder
+from packtrain.families import tiny
+from packtrain.families.contracts import contract_for
 from packtrain.families.encoder import SizedRecord
 from packtrain.families.family import BatchContract
+from packtrain.families.settings import read_settings
 from packtrain.measuring.request import Request
 from packtrain.records.media import MediaStore
 
@@ -523,3 +527,18 @@ def test_a_batch_of_packs_is_what_the_model_takes() -> None:
     assert batch["input_ids"].shape[1] % 16 == 0
     starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
     assert starts[:3] == [0, len(samples[0]), len(samples[0]) + len(samples[1])]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm", "llava", "internvl", "gemma3"])
+def test_contracts_of_listed_families_are_what_their_processors_say(family: str, tmp_path: Path) -> None:
+    """They are written down because the model's side, trials and calibration have no processor to ask."""
+    folder = tiny.write(family, tmp_path / family)
+    of_folder = read_settings(folder)
+    real = RealProcessor(Request(specs=(), model=str(folder)), of_folder)
+    unlisted = BatchContract(model_type=family, unlisted=True)
+    read, written = complete_contract(unlisted, real, of_folder, packing=True), contract_for(of_folder)
+    assert read.positions == written.positions
+    shared = read.media.keys() & written.media.keys()
+    assert "pixel_values" in shared
+    assert {name: read.media[name] for name in shared} == {name: written.media[name] for name in shared}
+    assert read.media.keys() - shared <= {"mm_token_type_ids", written.token_types}

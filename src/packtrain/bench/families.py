@@ -25,6 +25,7 @@ import numpy as np
 from packtrain.bench.printing import FAMILY_COLUMNS, column
 from packtrain.bench.unlisted_models import LISTED, CannotBuild, write_unlisted
 from packtrain.core.errors import ConfigError, DataError, PacktrainError, in_one_line, nearest
+from packtrain.core.numbers import counted
 from packtrain.core.seeds import stream
 from packtrain.families.model_folder import PREFIX
 from packtrain.records.synthetic import noise_pixels, sentence
@@ -287,7 +288,7 @@ def families_page(result: FamiliesResult, command: str) -> str:
 def _page(result: FamiliesResult, command: str) -> Iterator[str]:
     versions = " and ".join(f"{name} {version}" for name, version in result.versions.items())
     yield from ("# Image-text models of transformers", "")
-    yield f"Written by `{command}` with {versions}: {len(result.rows)} types."
+    yield f"Written by `{command}` with {versions}: {counted(len(result.rows), 'type')}."
     yield from (
         "",
         "Each type is tried as a tiny model with random weights, in fp32, on sdpa, on a CPU.",

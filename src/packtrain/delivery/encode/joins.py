@@ -1,11 +1,12 @@
 """How the media of an unlisted model are joined, read off its processor: it is the one that knows.
 
-The processor is run on two images apart and on both in one sample. Where joining what it makes of each gives what it
-makes of both, tensor by tensor, that is how images of different samples are joined in a packed row:
+The processor is run on three images apart and on all in one sample. Where joining what it makes of each gives what it
+makes of all, tensor by tensor, that is how images of different samples are joined in a packed row:
 
     image 1   pixel_values (1, 5, 3, 32, 32)   image_sizes (1, 2)
     image 2   pixel_values (1, 3, 3, 32, 32)   image_sizes (1, 2)
-    both      pixel_values (2, 5, 3, 32, 32)   image_sizes (2, 2)    -> "padded" and "rows"
+    ...
+    all       pixel_values (3, 5, 3, 32, 32)   image_sizes (3, 2)    -> "tiles" and "rows"
 
 That the model then keeps the samples apart is for the packing check to show.
 """
@@ -33,9 +34,9 @@ from packtrain.records.synthetic import chat_record, noise_image
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SIZES = ((96, 64), (64, 160))  # of the two images: processors that keep sizes make tensors of other shapes of them
+# Of the images. Processors that keep sizes, or cut tiles, make tensors of other shapes of them.
+_SIZES = ((96, 64), (64, 160), (640, 200))
 _OURS = ("input_ids", "attention_mask", "labels", "position_ids")  # of the collators
-_ALONG_TEXT, _ALONG_IMAGES = 1, 1
 _POSITIONS = "get_rope_index"
 TOKEN_KINDS = "mm_token_type_ids"  # not every processor returns them; they follow from the ids
 _ROPE_SECTIONS = "mrope_section"
@@ -123,7 +124,7 @@ def _outputs(real: RealProcessor, record: Record) -> ProcessorOutputs:
 
 
 def _join(name: str, apart: Sequence[ProcessorOutputs], together: ProcessorOutputs) -> Join:
-    """How the tensors of two samples became one of both; an image may have none of them."""
+    """How the tensors of several samples became one of all; an image may have none of them."""
     import torch
 
     have = [one for one in (*apart, together) if name in one]
@@ -173,7 +174,7 @@ _JOINS: Mapping[Join, Callable[[Sequence[Any]], Any]] = {
     "rows": lambda tensors: _concatenated(tensors, 0, lambda at: False),
     "tiles": lambda tensors: _concatenated(tensors, 0, lambda at: at == 1),
     "padded": lambda tensors: _concatenated(tensors, 0, lambda at: True),
-    "images": lambda tensors: _concatenated(tensors, _ALONG_IMAGES, lambda at: at > 1),
+    "images": lambda tensors: _concatenated(tensors, 1, lambda at: at > 1),
     "columns": lambda tensors: _concatenated(tensors, tensors[0].ndim - 1, lambda at: False),
 }
 assert set(_JOINS) < set(get_args(Join))
