@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.bench.unlisted_specs import IMPOSSIBLE, UNLISTED, UnlistedSpec, spelled
+from packtrain.families.registry import all_families
 from packtrain.families.shape import Config
 from packtrain.families.tiny import (
     CHATML,
@@ -26,10 +27,7 @@ from packtrain.families.tiny import (
     tokenizer_json,
 )
 
-LISTED = (
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "idefics3", "smolvlm"),
-    *("llava", "llava_next", "llava_onevision", "internvl", "gemma3"),
-)
+LISTED = tuple(name for name, family in all_families().items() if family.contract and family.contract.media)
 WIDTH = 64
 _TOKENS = {
     "bos_token": "<s>",
