@@ -21,6 +21,7 @@ from packtrain.core.values import Media, MediaKind, MediaRef, Message, Record, T
 
 _SENTENCE = "a red circle stands left of two small bars and behind them is one green square in the corner"
 WORDS = tuple(_SENTENCE.split())
+PLOT_WORDS = ("red", "boat", "seven", "under", "the", "bridge", "slowly", "counts", "green", "lamps", "and", "rain")
 COLOURS = {
     "red": (208, 52, 44),
     "orange": (233, 139, 32),
@@ -72,7 +73,9 @@ class Plot:
         self, random: np.random.Generator, image_sizes: Iterable[tuple[int, int]] | None = None, *, plain: bool = False
     ) -> Record:
         """The conversation, with PNG images of these sizes (width, height) or with media whose pixels are elsewhere."""
-        question, answer = (f"{sentence(random, words).capitalize()}." for words in (self.question, self.answer))
+        question, answer = (
+            f"{sentence(random, words, PLOT_WORDS).capitalize()}." for words in (self.question, self.answer)
+        )
         names = [f"{self.name}-{at}" for at in range(len(self.media))]
         if image_sizes is None:
             media = [Media(kind, MediaRef(name=name, path=name)) for kind, name in zip(self.media, names, strict=True)]
