@@ -45,6 +45,8 @@ def with_media_as(sample: EncodedSample, dtype: torch.dtype) -> EncodedSample:
 def alone_inputs(sample: EncodedSample, contract: BatchContract) -> dict[str, Any]:
     """The inputs of one sample as its processor gives them: without positions, which the model computes."""
     inputs: dict[str, Any] = {"input_ids": sample.input_ids[None], "use_cache": False, **sample.media}
+    if contract.unlisted:  # some models compute positions of images only where there is a mask
+        inputs["attention_mask"] = torch.ones_like(sample.input_ids)[None]
     if contract.positions == "mrope" and sample.media:
         inputs["mm_token_type_ids"] = sample.token_kinds[None].int()
     if contract.token_types is not None:
