@@ -204,6 +204,19 @@ def test_samples_near_the_limit_are_not_packed(tmp_path: Path) -> None:
     assert not any("your current run" in line for line in lines)
 
 
+def test_a_model_that_cannot_be_packed_is_padded(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(0).integers(20, 400, 600)
+    given = {"shape": TEXT, "gpus": 1, "gpu": "a10", "lengths": [4096]}
+    assert outcome(tmp_path / "t", texts(lengths), **given).study.recommendation.packing
+    found = outcome(tmp_path / "u", texts(lengths), **given, unpackable="its layers carry state along the row")
+    check(found)
+    recommendation = found.study.recommendation
+    assert not recommendation.packing
+    assert recommendation.config["data"]["packing"] is False
+    assert "packing is not possible with this model (its layers carry state" in recommendation.verdict
+    assert not recommendation.alternatives
+
+
 def test_between_the_rules_the_measured_padding_decides(tmp_path: Path) -> None:
     lengths = np.random.default_rng(0).integers(200, 4800, 3000)
     small = {"shape": TEXT, "gpus": 1, "gpu": "a10", "lengths": [4096]}

@@ -30,7 +30,7 @@ from packtrain.core.errors import ConfigError, nearest
 from packtrain.core.numbers import counted
 from packtrain.core.secrets import has_secrets, secret_settings, without_secrets
 from packtrain.core.user_code import without_folder
-from packtrain.delivery.encode.from_transformers import packing_notes
+from packtrain.delivery.encode.from_transformers import packing_notes, why_unpackable
 from packtrain.families.model_folder import known_as, resolve_model
 from packtrain.families.registry import load_plugins
 from packtrain.families.settings import read_settings
@@ -122,6 +122,7 @@ def plan(
         padded_fit=Fit(time=padded_time, memory=padded_memory),
         configured=own,
         base=_base(run, seed),
+        unpackable=why_unpackable(read_settings(folder)),
         missing=frozenset(package for package in ("deepspeed", "bitsandbytes") if find_spec(package) is None),
     )
     outcome = study_outcome(table, question, lengths=lengths, limits=_limit_sets(limits or {}), progress=progress)

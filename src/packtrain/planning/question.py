@@ -202,6 +202,7 @@ class Question:
     configured: TrainingSetup = field(default_factory=TrainingSetup)  # how the user's config would train packs
     base: Sections = field(default_factory=dict)  # the user's config, which is recommended with changes
     missing: frozenset[str] = frozenset()  # packages that are not there: what needs them is not recommended
+    unpackable: str = ""  # why the model is trained on padded rows only
     headroom: float = HEADROOM
     requested: TrainingSetup | None = None  # what `setup` was before options that make room were turned on
 

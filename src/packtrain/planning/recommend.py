@@ -61,7 +61,9 @@ class Findings:
 
     @property
     def helps(self) -> bool:
-        """Is packing worth it, and no padding that fits predicted to be faster?"""
+        """Is packing possible and worth it, and no padding that fits predicted to be faster?"""
+        if self.question.unpackable:
+            return False
         one = self.chosen
         padded = max((run.tokens_per_second for run in self.padded if run.fits), default=0.0)
         return self.gain >= WORTH_IT and one.samples_per_pack > 1 and one.tokens_per_second > padded
@@ -90,7 +92,7 @@ def recommend(findings: Findings, advice: tuple[str, ...], trouble: tuple[Troubl
         config=packed_config(draft) if packed else padded_config(draft, best),
         base=findings.question.base,
         reasons=_packed_reasons(draft, findings.choice.reason) if packed else _padded_reasons(draft, best),
-        alternatives=_alternatives(findings, draft),
+        alternatives=() if findings.question.unpackable else _alternatives(findings, draft),
         advice=advice,
         trouble=trouble,
         mean_share=findings.mean_tokens / findings.chosen.packing_length,
@@ -131,7 +133,9 @@ def _made_room(findings: Findings) -> str:
 
 def _do_not_pack(findings: Findings) -> str:
     one, best, padded, gain = findings.chosen, findings.best, findings.better_padded, findings.gain
-    if gain >= WORTH_IT:
+    if findings.question.unpackable:
+        why = f"is not possible with this model ({findings.question.unpackable})"
+    elif gain >= WORTH_IT:
         share = one.tokens_per_second / padded.tokens_per_second
         why = f"would be {share:.2f} times as fast as batches of {padded.batch_size}, {_order(padded)}"
     elif gain < 1:
@@ -215,7 +219,7 @@ def _padded_reasons(draft: ConfigDraft, run: PaddedRun) -> tuple[Reason, ...]:
     if run.dropped:
         over = f"longer samples are left out: {run.dropped:,} of them, with up to {longest} tokens"
     reasons = [
-        Reason("packing", "false", "false", "packing would not help here"),
+        Reason("packing", "false", "false", draft.question.unpackable or "packing would not help here"),
         Reason(
             "packing_length",
             f"{longest} at most",

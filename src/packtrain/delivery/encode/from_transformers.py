@@ -71,16 +71,25 @@ def outer_shell(folder: str) -> Any:
         ) from error
 
 
+def why_unpackable(settings: ProcessorSettings) -> str:
+    """Why a model is trained on padded rows only; an empty string where it may be packed, or is not trained at all."""
+    try:
+        model_contract(settings)
+    except ConfigError as error:
+        with contextlib.suppress(ConfigError):
+            model_contract(settings, packing=False)
+            return str(error.got)
+    return ""
+
+
 def packing_notes(settings: ProcessorSettings) -> tuple[str, ...]:
     """Notes for measuring and packing: what training will refuse or ask for, or that nobody has looked."""
+    if reason := why_unpackable(settings):
+        return (f"packtrain trains this model on padded rows only (data.packing=false): {reason}",)
     try:
         unlisted = model_contract(settings).unlisted
     except ConfigError as error:
-        try:
-            model_contract(settings, packing=False)
-        except ConfigError:
-            return (f"packtrain cannot train this model: {error.got}",)
-        return (f"packtrain trains this model on padded rows only (data.packing=false): {error.got}",)
+        return (f"packtrain cannot train this model: {error.got}",)
     if not _transformers():
         return (NOT_CHECKED,)
     return (ON_PROOF,) if unlisted else ()
