@@ -224,7 +224,7 @@ def require_record_or_reason(value: Any) -> None:
         assert fixed
         assert not any(c.isdigit() or c in "'\"{[" for c in fixed), "reasons are counted, so they hold no variable data"
     else:
-        assert outcome.messages
+        assert outcome.messages or outcome.tokens is not None, "neither a conversation nor ids"
         assert all(m.role in ROLES for m in outcome.messages)
         str(outcome.messages).encode()
         outcome.id.encode()
