@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainingArguments
 from unlisted_runs import OWN_CACHE, SAMPLES, go_on, run, steps, trained, weights_of
 
 from packtrain.core.errors import ConfigError, PacktrainError
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.encode import joins
+from packtrain.families.family import BatchContract
 from packtrain.training import first_packs
+from packtrain.training.trainer import PackedTrainer
 
 pytest.importorskip("torch")
 PROVEN = ("glm4v", "mistral3")
@@ -222,3 +226,12 @@ def test_an_encoder_that_sees_the_padding_of_others_is_found(fresh: Path, monkey
     assert "hidden states (padded)" in str(error)
     assert "per_device_train_batch_size 1" in error.fix
     assert _no_checks(fresh)
+
+
+@pytest.mark.parametrize("given", [{"packing_check": False}, {"data_collator": lambda rows: rows}])
+def test_a_trainer_of_ones_own_checks_an_unlisted_model(given: dict[str, Any], tmp_path: Path) -> None:
+    contract = BatchContract(model_type="glm4v", unlisted=True)
+    data = SimpleNamespace(config=SimpleNamespace(packing=True), contract=contract)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    with pytest.raises(ConfigError, match="'glm4v', which is trained on packs only where the packing check passes"):
+        PackedTrainer(model=torch.nn.Linear(1, 1), args=args, train_dataset=data, **given)

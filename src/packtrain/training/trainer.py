@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from packtrain.core.errors import ConfigError
 from packtrain.delivery.collate.batch_values import LOSS_WEIGHTS, Batch, BatchInfo
 from packtrain.delivery.collate.collators import PackCollator
 from packtrain.delivery.trainers.mixin import PackedTrainerMixin
@@ -59,6 +60,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
     on_step       gets the metrics of each step, on every rank; Trainer then prints nothing of its own
     on_packing_check  gets the result of that check, once it has passed
     packing_check  whether packing is checked on the samples of the first batch before training
+    checked       the report of such a check that has passed on this model and data
     watch_deadline seconds in which all ranks end when one fails or dies; None: they do not watch each other
     rank_timeout  the same where one falls behind the others, as while its data do not come; None: watch_deadline
     memory_model  predicts what would have fitted when memory ends
@@ -79,6 +81,7 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         on_step: Callable[[Any], None] | None = None,
         on_packing_check: Callable[[CheckReport], None] | None = None,
         packing_check: bool = True,
+        checked: CheckReport | None = None,
         watch_deadline: float | None = WATCH_DEADLINE,
         rank_timeout: float | None = None,
         memory_model: ModelPrediction | None = None,
@@ -93,6 +96,15 @@ class PackedTrainer(PackedTrainerMixin, CheckpointingTrainer):
         self._checks_packing, self._deadline, self._rank_timeout = packing_check, watch_deadline, rank_timeout
         self._memory_model, self._on_host = memory_model, tuple(on_host)
         contract = getattr(train_dataset, "contract", None)
+        # Packs of an unlisted model are trained only after the check, and it takes the rows of our own collator.
+        own_rows = packing_check and isinstance(data_collator, PackCollator | None)
+        if packing and contract is not None and contract.unlisted and checked is None and not own_rows:
+            raise ConfigError(
+                "packing_check" if not packing_check else "data_collator",
+                got=f"{contract.model_type!r}, which is trained on packs only where the packing check passes",
+                expected="packing_check=True and the dataset's own collator",
+                fix="leave both out, or train on padded rows (packing: false)",
+            )
         if packing and hasattr(getattr(model, "config", None), "to_dict") and has_own_attention(model):
             prepare_model(model, device=args.device, contract=contract)
         ready_for_steps(model, self.settings.vision_batch_patches, contract=contract)

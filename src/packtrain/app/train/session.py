@@ -369,6 +369,7 @@ class Session:
             on_step=watch.on_step,
             # With several processes the model is checked as it is wrapped.
             packing_check=run.packing_check and self.here.world_size > 1,
+            checked=self.ready.packing_check,
             on_packing_check=watch.on_packing_check if run.is_sharded else None,  # else it is shown before the run
             rank_timeout=run.rank_timeout,
             memory_model=None if run.data.online else predicted,
