@@ -76,9 +76,8 @@ def train(rank: int, world_size: int, model: str, place: str, folder: str, packi
     }
     trainer = Counting(
         model=made,
-        args=arguments(data, Path(folder), lr_scheduler_type="constant", learning_rate=1e-3, **options, **looks),
+        args=arguments(data, Path(folder), lr_scheduler_type="constant", learning_rate=1e-3, **options),
         train_dataset=data,
-        packing_check=False,
         watch_deadline=30.0,
         callbacks=[seen],
         step=StepSettings(loss_chunk=16),
