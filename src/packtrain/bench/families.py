@@ -39,9 +39,7 @@ _LONG = 1_200  # words of the longest text
 _IMAGES = ((96, 64), (64, 160), (120, 80), (100, 100))  # width, height
 _RECORDS, _STEPS = 24, 2
 # The beginning of what is said about every refused model.
-_PREAMBLE = re.compile(
-    r"model type '[^']*',? (?:which cannot be (?:packed|trained here): |(?=whose )|with (?=positions))"
-)
+_PREAMBLE = re.compile(r"model type '[^']*',? (?:which cannot be (?:packed|trained here): |with (?=positions|tensors))")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,8 +201,7 @@ def _trained(model: str, data: Path, out: Path) -> tuple[str, str]:
 def _said(error: PacktrainError) -> str:
     """What was found first, without what the table says already."""
     found = error.problems[0].partition("; ")[0] if error.problems else str(error.got).splitlines()[0]
-    said = _PREAMBLE.sub("", " ".join(found.split()))
-    return f"its {said.removeprefix('whose ')}" if said.startswith("whose ") else said
+    return _PREAMBLE.sub("", " ".join(found.split()))
 
 
 def _reasons(found: dict[str, tuple[str, str]]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 from packtrain.core.errors import ConfigError, RecordError, nearest
 from packtrain.core.modality import MODALITIES
-from packtrain.core.values import Cost, Media, MediaHeader, Record, Supervision, TokenIds
+from packtrain.core.values import Cost, MediaHeader, Record, Supervision, TokenIds
 from packtrain.families.family import ProcessorSettings, Rule, Run
 from packtrain.families.layout import Layout, Layouter, LossOn
 from packtrain.families.skeleton import Skeletons
@@ -187,16 +187,6 @@ class RecordEncoder:
         return tokens is not None and any(tokens.ids[end - 1] in ends for _, end in tokens.supervised)
 
     # ---- parts of costs
-
-    def text_counts(self, record: Record) -> tuple[TokenCounts | None, Supervision]:
-        """Where text carries loss, for a family whose media are counted by its processor; None means all of it."""
-        if any(isinstance(part, Media) for m in record.messages if m.role == "assistant" for part in m.parts):
-            raise RecordError("processor", "media in an assistant message")
-        layout = self.layouter.rendered(record)
-        supervision = Supervision((False,) * len(list(record.media())), layout.ended(self.tokenizer), layout.shortened)
-        if layout.supervised is None:
-            return None, supervision
-        return _count(layout, self.tokenizer.encode(layout.text, special=layout.special)), supervision
 
     def token_count(self, pieces: Sequence[str | Run]) -> int:
         """Tokens of an expansion on its own; differences of two such counts are exact in any context."""

@@ -168,15 +168,6 @@ class TokenCounts:
         return cls(text_tokens, supervised_tokens, tail_tokens, runs.lengths())
 
 
-def last_runs(lengths: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The runs of the last `count` tokens."""
-    skipped, runs = sum(lengths) - count, Runs()
-    for number, length in enumerate(lengths):
-        runs.add(length - min(skipped, length), loss=number % 2 == 1)
-        skipped -= min(skipped, length)
-    return runs.lengths()
-
-
 def covered_tokens(encoding: Encoding, start: int, end: int) -> tuple[int, int]:
     """The first token that covers a character in [start, end), and how many do."""
     first = _token_at(encoding, start, end, 1)

@@ -84,7 +84,7 @@ def refuse_packing(contract: BatchContract, where: str) -> None:
     if stacked:
         raise ConfigError(
             where,
-            got=f"model type {contract.model_type!r}, whose {', '.join(stacked)} belong to a whole sample",
+            got=f"model type {contract.model_type!r}, with tensors that belong to a whole sample: {', '.join(stacked)}",
             expected="tensors with one row for each image or patch, or as long as the text",
             fix="train on padded rows: data.packing=false",
         )

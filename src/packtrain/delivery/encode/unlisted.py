@@ -138,10 +138,10 @@ class RecordProcessor:
         labels = np.where(kinds == TEXT, ids, IGNORED)
         labels[:1] = IGNORED
         if record.tokens is not None:
-            learned = np.zeros(len(ids), dtype=bool)
+            supervised = np.zeros(len(ids), dtype=bool)
             for first, end in record.tokens.supervised:
-                learned[first:end] = True
-            return np.where(learned, labels, IGNORED), Supervision()
+                supervised[first:end] = True
+            return np.where(supervised, labels, IGNORED), Supervision()
         tokenizer, layouter = self.text.tokenizer, self.text.layouter
         layout = layouter.rendered(record)
         silent = (False,) * sum(1 for _ in record.media())
